@@ -1,0 +1,62 @@
+"""compactor: merges a store's segments into runs and makes snapshots of delta channels.
+
+`compact` is one job, the same that the command `compactor run` runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from compactor.channels import ChannelTable, default_serde, table_of
+from compactor.job import Job, Progress
+from compactor.report import Outcome, PartitionReport, Report
+from logstore.store import LogStore
+
+__all__ = ["Outcome", "PartitionReport", "Report", "compact"]
+
+
+def compact(
+    store: str | LogStore,
+    *,
+    graph: Any = None,
+    channels: Mapping[str, Any] | None = None,
+    table: ChannelTable | None = None,
+    frequency: int | None = None,
+    serde: SerializerProtocol | None = None,
+    partitions: Collection[int] | None = None,
+    progress: Progress | None = None,
+    **backend: Any,
+) -> Report:
+    """Run one compaction job.
+
+    Args:
+        store: a store's URI, or an open store.
+        graph: a compiled graph, whose delta channels are folded.
+        channels: or single `DeltaChannel`s by name, of the root graph.
+        table: or a table read from the operator's configuration.
+        frequency: K, instead of the channels' own `snapshot_frequency`.
+        serde: the saver's serde; LangGraph's own by default.
+        partitions: only these; all by default.
+        progress: is called after each partition.
+        backend: options of the object store, if `store` is a URI.
+
+    Returns:
+        What was done.
+
+    Raises:
+        InvalidOptionError: an argument makes no sense.
+        ObjectStoreError: the object store refused.
+    """
+    if table is None:
+        table = table_of(graph=graph, channels=channels, frequency=frequency)
+    serde = serde or default_serde(graph)
+    if isinstance(store, LogStore):
+        return Job(store, table, serde).run(partitions, progress)
+    opened = LogStore.open(store, **backend)
+    try:
+        return Job(opened, table, serde).run(partitions, progress)
+    finally:
+        opened.close()

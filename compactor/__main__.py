@@ -1,0 +1,5 @@
+"""`python -m compactor` is the command `compactor`."""
+
+from compactor.cli import main
+
+main()

@@ -1,0 +1,131 @@
+"""The operator's configuration file: which channels to fold, and with what.
+
+::
+
+    graph = "my_app.agent:graph"          # the delta channels of a compiled graph, and/or
+    serde = "my_app.storage:serde"        # the saver's serde, if it is not LangGraph's own
+    snapshot_frequency = 10               # K for all channels, instead of their own
+
+    [channels.messages]                   # single channels
+    reducer = "my_app.state:merge_messages"
+    type = "builtins:list"
+    snapshot_frequency = 10
+    namespace = ""                        # a pattern; "" is the root graph
+    thread_prefix = ""
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from compactor.channels import (
+    ChannelRule,
+    ChannelSpec,
+    ChannelTable,
+    default_serde,
+    graph_rules,
+    import_object,
+)
+from logstore.errors import InvalidOptionError
+
+_TOP_KEYS = {"graph", "serde", "snapshot_frequency", "channels"}
+_CHANNEL_KEYS = {"reducer", "type", "snapshot_frequency", "namespace", "thread_prefix"}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a job needs from the operator."""
+
+    table: ChannelTable
+    serde: SerializerProtocol
+
+
+def load_operation(
+    *,
+    graph: str | None = None,
+    config: Path | None = None,
+    serde: str | None = None,
+    frequency: int | None = None,
+) -> Operation:
+    """Read the command's options and the configuration file; an option wins over the file.
+
+    Raises:
+        InvalidOptionError: the file has a mistake.
+        ReducerImportError: an import path does not resolve.
+    """
+    doc = _read(config) if config is not None else {}
+    frequency = frequency if frequency is not None else _positive(doc, "snapshot_frequency", config)
+    graph = graph or doc.get("graph")
+    serde = serde or doc.get("serde")
+    rules = [
+        _channel_rule(name, table, frequency, config)
+        for name, table in doc.get("channels", {}).items()
+    ]
+    compiled = None
+    if graph is not None:
+        compiled = import_object(graph)
+        rules += graph_rules(compiled, frequency)
+    chosen = default_serde(compiled) if serde is None else import_object(serde)
+    return Operation(ChannelTable(rules), chosen)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        doc = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidOptionError(f"the configuration {path} cannot be read: {error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidOptionError(f"the configuration {path} is not valid TOML: {error}") from error
+    _only(doc, _TOP_KEYS, f"{path}")
+    if not isinstance(doc.get("channels", {}), dict):
+        raise InvalidOptionError(f"{path}: write channels as tables, [channels.<name>]")
+    return doc
+
+
+def _only(doc: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(doc.keys() - known)
+    if unknown:
+        raise InvalidOptionError(
+            f"{where} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}"
+        )
+
+
+def _positive(doc: Mapping[str, Any], key: str, where: object) -> int | None:
+    value = doc.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidOptionError(f"{where}: {key} is a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _channel_rule(
+    name: str, table: Mapping[str, Any], frequency: int | None, path: Path | None
+) -> ChannelRule:
+    where = f"{path}, [channels.{name}]"
+    _only(table, _CHANNEL_KEYS, where)
+    if "reducer" not in table:
+        raise InvalidOptionError(f'{where} needs a reducer = "module:function"')
+    reducer = import_object(table["reducer"])
+    type_ = import_object(table.get("type", "builtins:list"))
+    own = _positive(table, "snapshot_frequency", where)
+    k = frequency or own
+    channel = _delta_channel()(reducer, type_, **({} if k is None else {"snapshot_frequency": k}))
+    spec = ChannelSpec(name, channel, channel.snapshot_frequency, f"{path}")
+    return ChannelRule(spec, table.get("thread_prefix", ""), table.get("namespace", ""))
+
+
+def _delta_channel() -> Any:
+    try:
+        from langgraph.channels.delta import DeltaChannel
+    except ImportError as error:
+        raise InvalidOptionError(
+            "folding channels needs langgraph; install langgraph-checkpoint-logstore[langgraph]"
+        ) from error
+    return DeltaChannel

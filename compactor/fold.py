@@ -1,0 +1,266 @@
+"""Folding: from a channel's writes to the snapshot of its value.
+
+The fold is exactly LangGraph's walk: all writes of the channel on every ancestor, back to
+the nearest valid snapshot or stored value, through the channel's own `from_checkpoint` and
+`replay_writes`. It runs the application's reducer, which comes from the operator only, and
+does not trust it: each fold is made twice, at once and in two parts, and both must agree.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any
+
+import msgpack
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.event_hooks import register_serde_event_listener
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from compactor.channels import ChannelSpec
+from logstore.records import Encoding, Kind, Record, checksum_of
+from logstore.walk import ChannelHistory
+
+Loader = Callable[[Sequence[Record]], list[tuple[str, bytes]]]
+
+_CLASS_EXTENSIONS = frozenset(range(6))
+"""The MessagePack extension types of LangGraph's serde that name a class."""
+
+
+class Unfoldable(Exception):
+    """A channel cannot be folded here; the message says why."""
+
+
+class Folder:
+    """Makes snapshots for one job."""
+
+    def __init__(
+        self, serde: SerializerProtocol, job: str, generation: int, stamp: Callable[[], int]
+    ) -> None:
+        """Make snapshots that the partition manifest of `generation` commits."""
+        self._serde = serde
+        self._job = job
+        self._generation = generation
+        self._stamp = stamp
+
+    def fold(
+        self,
+        spec: ChannelSpec,
+        checkpoint: Record,
+        history: ChannelHistory,
+        load: Loader,
+        graves: int,
+        arrived: int,
+    ) -> Record:
+        """The snapshot of a channel's value entering a checkpoint.
+
+        Args:
+            spec: the channel.
+            checkpoint: where the snapshot belongs.
+            history: what the walk from the checkpoint found.
+            load: gives the serde's form of records' values.
+            graves: how many tombstones the thread has.
+            arrived: the store's clock: microseconds since the epoch.
+
+        Raises:
+            Unfoldable: the reducer failed or broke a law, or a class is not at hand.
+        """
+        seed = [] if history.seed is None else [history.seed]
+        typed = load([*seed, *history.writes])
+        where = f"thread {checkpoint.thread_id!r}, step {checkpoint.step}"
+        try:
+            type_, value = self._agreed(spec, history, typed, where)
+        except Unfoldable:
+            raise
+        except Exception as error:
+            self._check_classes(typed)
+            raise Unfoldable(
+                f"the reducer failed at {where}: {type(error).__name__}: {error}"
+            ) from error
+        self._check_classes(typed)
+        return Record(
+            thread_id=checkpoint.thread_id,
+            checkpoint_ns=checkpoint.checkpoint_ns,
+            checkpoint_id=checkpoint.checkpoint_id,
+            kind=Kind.SNAPSHOT,
+            channel=spec.name,
+            type=type_,
+            value=value,
+            encoding=Encoding.RAW,
+            checksum=checksum_of(type_, value),
+            run_id=checkpoint.run_id,
+            source=checkpoint.source,
+            step=checkpoint.step,
+            ts=checkpoint.ts,
+            cover=cover_of(history, graves, spec),
+            stamp=self._stamp(),
+            writer=self._job,
+            seq=self._generation,
+            arrived=arrived,
+        )
+
+    def void(self, snapshot: Record, arrived: int) -> Record:
+        """The record that takes a snapshot back which nothing can replace here."""
+        return snapshot._replace(
+            encoding=Encoding.VOID,
+            type=None,
+            value=None,
+            checksum=None,
+            stamp=self._stamp(),
+            writer=self._job,
+            seq=self._generation,
+            arrived=arrived,
+        )
+
+    def _agreed(
+        self,
+        spec: ChannelSpec,
+        history: ChannelHistory,
+        typed: Sequence[tuple[str, bytes]],
+        where: str,
+    ) -> tuple[str, bytes]:
+        """Fold at once and in two parts, from values read anew, and compare."""
+        half = len(history.writes) // 2
+        with self._nothing_blocked():
+            whole = self._replay(spec, history, typed, (len(history.writes),))
+            parts = self._replay(spec, history, typed, (half, len(history.writes)))
+        type_, value = self._serde.dumps_typed(_DeltaSnapshot(whole))
+        again = self._serde.dumps_typed(_DeltaSnapshot(parts))
+        if (type_, value) != again and not _equal(whole, parts):
+            raise Unfoldable(
+                f"the reducer broke its laws at {where}: folding the same {len(history.writes)} "
+                "writes at once and in two parts gave different values. It must be "
+                "deterministic (no clock, no random ids) and batching-invariant"
+            )
+        return type_, bytes(value)
+
+    def _replay(
+        self,
+        spec: ChannelSpec,
+        history: ChannelHistory,
+        typed: Sequence[tuple[str, bytes]],
+        cuts: Sequence[int],
+    ) -> Any:
+        values = [self._serde.loads_typed(one) for one in typed]
+        seed = values.pop(0) if history.seed is not None else None
+        channel = spec.channel.from_checkpoint(seed)
+        begin = 0
+        for end in cuts:
+            part = zip(history.writes[begin:end], values[begin:end], strict=True)
+            channel.replay_writes([(w.task_id, w.channel, value) for w, value in part])
+            begin = end
+        return channel.get()
+
+    def _check_classes(self, typed: Sequence[tuple[str, bytes]]) -> None:
+        """Refuse values whose classes are missing: the serde made plain dicts of them.
+
+        It runs after the serde, so that nothing is imported that the serde would not import.
+        """
+        for type_, data in typed:
+            if "+" in type_ and isinstance(self._serde, EncryptedSerializer):
+                type_, cipher = type_.split("+", 1)
+                data = self._serde.cipher.decrypt(cipher, data)
+            if type_ != "msgpack":
+                continue
+            for module, name in _named_classes(data):
+                if not _importable(module, name):
+                    raise Unfoldable(
+                        f"the class {module}.{name}, which stored values need, cannot be "
+                        "imported here; run the compactor where the application is installed"
+                    )
+
+    @contextmanager
+    def _nothing_blocked(self) -> Iterator[None]:
+        """Refuse values that the serde blocks instead of giving a dict for them."""
+        blocked: set[str] = set()
+        me = threading.get_ident()
+
+        def listen(event: Any) -> None:
+            if threading.get_ident() == me and "blocked" in event["kind"]:
+                blocked.add(f"{event['module']}.{event['name']}")
+
+        unregister = register_serde_event_listener(listen)
+        try:
+            yield
+        finally:
+            unregister()
+        if blocked:
+            raise Unfoldable(
+                f"the serde does not allow {', '.join(sorted(blocked))}; pass --serde with an "
+                "allowlist that has it, or a graph whose state names it"
+            )
+
+
+def cover_of(history: ChannelHistory, graves: int, spec: ChannelSpec) -> str:
+    """What a snapshot covers, as JSON: its span, its writes, what it began from."""
+    digest = blake2b(digest_size=16)
+    for write in history.writes:
+        digest.update(
+            f"{write.checkpoint_id}\0{write.task_id}\0{write.idx}\0{write.checksum}\0"
+            f"{write.stamp}\0{write.writer}\n".encode()
+        )
+    seed = history.seed
+    doc = {
+        "graves": graves,
+        "oldest": history.span[-1] if history.span else None,
+        "newest": history.span[0] if history.span else None,
+        "checkpoints": len(history.span),
+        "writes": len(history.writes),
+        "digest": digest.hexdigest(),
+        "seed": None
+        if seed is None
+        else {
+            "kind": seed.kind,
+            "checkpoint_id": history.span[-1],
+            "checksum": seed.checksum,
+        },
+        "reducer": _reducer_name(spec),
+    }
+    return json.dumps(doc, separators=(",", ":"))
+
+
+def _reducer_name(spec: ChannelSpec) -> str:
+    reducer = getattr(spec.channel, "reducer", None)
+    module = getattr(reducer, "__module__", "?")
+    return f"{module}:{getattr(reducer, '__qualname__', type(reducer).__qualname__)}"
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:  # a user's __eq__ may do anything; then the bytes decide
+        return False
+
+
+def _named_classes(data: bytes) -> set[tuple[str, str]]:
+    """The classes that a MessagePack value names, found without importing anything."""
+    found: set[tuple[str, str]] = set()
+
+    def hook(code: int, body: bytes) -> None:
+        inner = _unpack(body, hook)
+        if code in _CLASS_EXTENSIONS and isinstance(inner, list) and len(inner) >= 2:
+            found.add((str(inner[0]), str(inner[1])))
+
+    _unpack(data, hook)
+    return found
+
+
+def _unpack(data: bytes, hook: Callable[[int, bytes], Any]) -> Any:
+    return msgpack.unpackb(
+        data, ext_hook=hook, strict_map_key=False, unicode_errors="surrogatepass"
+    )
+
+
+def _importable(module: str, name: str) -> bool:
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception:  # a module may raise anything while it is imported
+        return False
+    return True

@@ -1,0 +1,315 @@
+"""One compaction job, as its steps: plan, collect, publish, merge, commit.
+
+Safety rests on compare-and-swap alone. Two jobs at once, or one that slept for a day, can
+waste work; they cannot lose or double anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from compactor.channels import ChannelTable
+from compactor.fold import Folder
+from compactor.merge import merge_tables, write_run
+from compactor.plan import Plan, Tier, choose_tier, deleted_threads, make_plan, orphans
+from compactor.publish import LostJob, Publisher, PublishResult
+from compactor.report import Outcome, PartitionReport, Report
+from logstore.errors import (
+    ConditionFailedError,
+    InvalidOptionError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+)
+from logstore.keys import partition_manifest_key, run_key
+from logstore.lanes import store_once
+from logstore.manifest import PartitionManifest, RunEntry
+from logstore.reader import until_stable
+from logstore.records import Record
+from logstore.segment import records_to_table, table_to_records
+from logstore.store import LogStore, Settings
+
+logger = logging.getLogger(__name__)
+Progress = Callable[[PartitionReport], None]
+
+
+class Job:
+    """A compaction job over the partitions of one store."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        table: ChannelTable,
+        serde: SerializerProtocol,
+        *,
+        parallel: int = 8,
+    ) -> None:
+        """Compact `store`, folding what `table` names with `serde`.
+
+        Args:
+            store: an open store.
+            table: the channels that may be folded.
+            serde: the saver's serde.
+            parallel: how many threads' manifests are updated at a time.
+        """
+        self.id = f"job{secrets.token_hex(8)}"
+        self._store = store
+        self._table = table
+        self._serde = serde
+        self._parallel = parallel
+
+    def run(
+        self, partitions: Collection[int] | None = None, progress: Progress | None = None
+    ) -> Report:
+        """Compact all partitions, or the ones given.
+
+        Raises:
+            InvalidOptionError: the store has no such partition.
+            ObjectNotFoundError: there is no store.
+        """
+        begun = time.monotonic()
+        settings = self._store.settings()
+        if settings is None:
+            raise ObjectNotFoundError(
+                f"there is no store at {self._store.uri}; check the URI, or create one with "
+                "`logstore init`"
+            )
+        wanted = range(settings.partitions) if partitions is None else sorted(set(partitions))
+        for partition in wanted:
+            if not 0 <= partition < settings.partitions:
+                raise InvalidOptionError(
+                    f"the store {self._store.uri} has partitions 0 to "
+                    f"{settings.partitions - 1}, not {partition}"
+                )
+        reports = []
+        for partition in wanted:
+            reports.append(self._partition(settings, partition))
+            if progress is not None:
+                progress(reports[-1])
+        return Report(self._store.uri, tuple(reports), time.monotonic() - begun)
+
+    def _partition(self, settings: Settings, partition: int) -> PartitionReport:
+        plan = until_stable(lambda: make_plan(self._store, settings, partition))
+        try:
+            return PartitionJob(self._store, plan, self._table, self._serde, self.id).run(
+                self._parallel
+            )
+        except LostJob:
+            logger.info("partition %d: another job committed first", partition)
+            return PartitionReport(partition, Outcome.LOST)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What a job wants to commit."""
+
+    tier: Tier
+    run: RunEntry | None
+    bytes_read: int
+
+
+class PartitionJob:
+    """A job in one partition."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        plan: Plan,
+        table: ChannelTable,
+        serde: SerializerProtocol,
+        job: str,
+    ) -> None:
+        """Carry out `plan`."""
+        self._store = store
+        self._plan = plan
+        self._job = f"{job}.{plan.partition}"
+        self._folder = Folder(serde, self._job, plan.generation, store.stamp)
+        self._publisher = Publisher(store, plan, table, self._folder, self._job)
+
+    def run(self, parallel: int = 8) -> PartitionReport:
+        """Do it.
+
+        Raises:
+            LostJob: another job committed first.
+        """
+        plan = self._plan
+        report = PartitionReport(plan.partition, unreadable=dict(plan.unreadable))
+        manifest, report = self._collect(report)
+        condemned = orphans(self._store, plan) if plan.tail.segments else []
+        if not plan.tail.segments and manifest == plan.manifest:
+            return report
+        fresh = plan.fresh_table()
+        results = self._publish(fresh, parallel)
+        output = self._merge(fresh, [r for result in results for r in result.work.made])
+        report = _count(report, plan, results, output)
+        committed = self._next_manifest(manifest, output, condemned, report)
+        size = self._commit(committed)
+        if condemned:
+            self._store.objects.delete(condemned)
+        return replace(
+            report,
+            outcome=Outcome.COMMITTED,
+            bytes_written=report.bytes_written + size,
+            objects_deleted=report.objects_deleted + len(condemned),
+        )
+
+    # -- garbage -----------------------------------------------------------------
+
+    def _collect(self, report: PartitionReport) -> tuple[PartitionManifest, PartitionReport]:
+        """Delete what the manifest has listed for longer than its grace.
+
+        What a committed manifest lists as merged or replaced stays so: deleting it is safe
+        whoever commits next. An entry leaves the manifest only after its DELETE.
+        """
+        manifest, expired = self._plan.manifest, self._plan.expired()
+        gone = [*expired.merged, *expired.retired, *manifest.condemned]
+        if gone:
+            self._store.objects.delete(gone)
+        report = replace(
+            report,
+            segments_deleted=len(expired.merged),
+            runs_deleted=len(expired.retired),
+            objects_deleted=len(manifest.condemned),
+        )
+        left = replace(
+            manifest,
+            merged={k: t for k, t in manifest.merged.items() if k not in expired.merged},
+            retired={k: t for k, t in manifest.retired.items() if k not in expired.retired},
+            condemned=(),
+        )
+        return left, report
+
+    # -- publishing --------------------------------------------------------------
+
+    def _publish(self, fresh: pa.Table, parallel: int) -> list[PublishResult]:
+        threads = list(_by_thread(fresh))
+        with ThreadPoolExecutor(parallel, "compactor") as pool:
+            return list(pool.map(lambda item: self._publisher.publish(*item), threads))
+
+    # -- merging -----------------------------------------------------------------
+
+    def _merge(self, fresh: pa.Table, snapshots: Sequence[Record]) -> _Output:
+        plan = self._plan
+        if not fresh.num_rows:
+            return _Output(Tier((), 0), None, 0)
+        tier = choose_tier(plan.manifest, self._store.runs, deleted_threads(fresh))
+        tables = [fresh, records_to_table(snapshots)]
+        tables += [self._store.runs.whole(run) for run in tier.inputs]
+        merged = merge_tables(tables)
+        read = fresh.nbytes + sum(run.size for run in tier.inputs)
+        if not merged.num_rows:
+            return _Output(tier, None, read)
+        body = write_run(merged, {"job": self._job, "generation": plan.generation})
+        key = run_key(plan.partition, tier.level, secrets.token_hex(12))
+        store_once(self._store.objects, key, body)
+        threads = merged["thread_id"]
+        bounds = pc.min_max(threads)
+        run = RunEntry(
+            key=key,
+            level=tier.level,
+            rows=merged.num_rows,
+            size=len(body),
+            first_thread=bounds["min"].as_py(),
+            last_thread=bounds["max"].as_py(),
+            generation=plan.generation,
+        )
+        return _Output(tier, run, read)
+
+    # -- committing --------------------------------------------------------------
+
+    def _next_manifest(
+        self,
+        left: PartitionManifest,
+        output: _Output,
+        condemned: Sequence[str],
+        report: PartitionReport,
+    ) -> PartitionManifest:
+        replaced = {run.key for run in output.tier.inputs}
+        runs = [run for run in left.runs if run.key not in replaced]
+        if output.run is not None:
+            runs.append(output.run)
+        return PartitionManifest(
+            partition=left.partition,
+            generation=self._plan.generation,
+            job=self._job,
+            runs=tuple(runs),
+            merged={**left.merged, **dict.fromkeys(self._plan.tail.segments)},
+            retired={**left.retired, **dict.fromkeys(replaced)},
+            condemned=tuple(condemned),
+            unfolded=report.unfolded if self._plan.tail.segments else left.unfolded,
+            totals=_totals(left, report),
+        )
+
+    def _commit(self, manifest: PartitionManifest) -> int:
+        """Commit by compare-and-swap. Whatever the outcome, this job's runs stay.
+
+        A lost answer may hide a commit that went through; deleting the runs of a supposed
+        loser would then delete live ones.
+        """
+        key = partition_manifest_key(manifest.partition)
+        body = manifest.encode()
+        try:
+            self._store.objects.compare_and_swap(key, body, self._plan.etag)
+        except (ConditionFailedError, OutcomeUnknownError):
+            found, _ = self._store.reader.partition_manifest(manifest.partition)
+            if found.job != self._job:
+                raise LostJob from None
+        return len(body)
+
+
+def _by_thread(table: pa.Table) -> list[tuple[str, list[Record]]]:
+    """A table's records by thread."""
+    ordered = table.take(pc.sort_indices(table["thread_id"]))
+    threads = ordered["thread_id"].combine_chunks()
+    found: list[tuple[str, list[Record]]] = []
+    start = 0
+    if not table.num_rows:
+        return found
+    for end in pc.run_end_encode(threads).run_ends.to_pylist():
+        part = ordered.slice(start, end - start)
+        found.append((threads[start].as_py(), table_to_records(part)))
+        start = end
+    return found
+
+
+def _count(
+    report: PartitionReport, plan: Plan, results: Sequence[PublishResult], output: _Output
+) -> PartitionReport:
+    unfolded: dict[str, str] = {}
+    for result in results:
+        unfolded.update(result.work.unfolded)
+    run_size = output.run.size if output.run else 0
+    return replace(
+        report,
+        segments_merged=len(plan.tail.segments),
+        runs_merged=len(output.tier.inputs),
+        runs_written=1 if output.run else 0,
+        rows_written=output.run.rows if output.run else 0,
+        bytes_read=output.bytes_read,
+        bytes_written=run_size + sum(r.bytes_written for r in results),
+        snapshots=sum(m.encoding != "void" for r in results for m in r.work.made),
+        voided=sum(r.work.voided for r in results),
+        manifests=len(results),
+        objects_deleted=report.objects_deleted + sum(r.objects_deleted for r in results),
+        unfolded=unfolded,
+    )
+
+
+def _totals(left: PartitionManifest, report: PartitionReport) -> dict[str, int]:
+    """The partition's sums over all jobs, this one's counted in."""
+    counted = {
+        "jobs": 1,
+        "segments_merged": report.segments_merged,
+        "bytes_read": report.bytes_read,
+        "bytes_written": report.bytes_written,
+        "snapshots": report.snapshots,
+    }
+    return {name: left.totals.get(name, 0) + number for name, number in counted.items()}

@@ -1,0 +1,151 @@
+"""Planning a partition's job: what there is, what to merge, what may be deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore.errors import CorruptObjectError
+from logstore.keys import run_prefix
+from logstore.manifest import PartitionManifest, RunEntry
+from logstore.records import SCHEMA, Kind
+from logstore.runs import RunReader
+from logstore.store import LogStore, Settings
+from logstore.tail import Listing, StartAgain, Tail
+
+FAN_OUT = 8
+"""So many runs of a level are merged into one of the next."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job knows of its partition before it changes anything."""
+
+    partition: int
+    settings: Settings
+    manifest: PartitionManifest
+    etag: str | None
+    """Names the version of the partition manifest that the job began from."""
+    listing: Listing
+    tail: Tail
+    """The segments to merge."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Segments that stay where they are, and why."""
+
+    @property
+    def generation(self) -> int:
+        """The generation that this job will commit."""
+        return self.manifest.generation + 1
+
+    def expired(self) -> PartitionManifest:
+        """The part of the manifest that lists what may be deleted now."""
+        now = self.listing.date
+        return replace(
+            self.manifest,
+            merged=_older(self.manifest.merged, now - self.settings.short_grace_s),
+            retired=_older(self.manifest.retired, now - self.settings.long_grace_s),
+        )
+
+    def fresh_table(self) -> pa.Table:
+        """All records of the segments to merge, with their arrival."""
+        tables = [
+            with_arrival(segment.table, self.tail.arrived[key])
+            for key, segment in self.tail.segments.items()
+        ]
+        return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+
+
+def make_plan(store: LogStore, settings: Settings, partition: int) -> Plan:
+    """Read the partition manifest, then list the log, and close the set.
+
+    Raises:
+        StartAgain: another job deleted a segment meanwhile.
+    """
+    manifest, etag = store.reader.partition_manifest(partition)
+    listing = store.log.list(partition)
+    unreadable: dict[str, str] = {}
+
+    def skip(key: str, error: CorruptObjectError) -> None:
+        unreadable[key] = str(error)
+
+    tail = store.log.read(listing, manifest.merged.keys(), None, on_unreadable=skip)
+    if tail.gone and store.reader.partition_manifest(partition)[1] != etag:
+        raise StartAgain
+    return Plan(partition, settings, manifest, etag, listing, tail, unreadable)
+
+
+def _older(entries: Mapping[str, float | None], limit: float) -> dict[str, float | None]:
+    return {key: since for key, since in entries.items() if since is not None and since <= limit}
+
+
+def with_arrival(table: pa.Table, arrived: int) -> pa.Table:
+    """A segment's table with the column that only the store can tell."""
+    kind = SCHEMA.field("arrived").type
+    column = pa.repeat(pa.scalar(arrived, pa.int64()).cast(kind), table.num_rows)
+    return table.append_column(SCHEMA.field("arrived"), column).select(SCHEMA.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Which runs a job rewrites, and at which level its own run is."""
+
+    inputs: tuple[RunEntry, ...]
+    level: int
+
+
+def choose_tier(manifest: PartitionManifest, runs: RunReader, deleted: Sequence[str]) -> Tier:
+    """Size tiers: a level that is full is merged upwards, so that each byte is rewritten
+    O(log N) times. A run that holds a thread that was deleted is rewritten at once.
+
+    Args:
+        manifest: the live runs.
+        runs: tells which runs hold a thread.
+        deleted: the threads with a new tombstone.
+    """
+    level = 0
+    inputs: list[RunEntry] = []
+    while len(same := [r for r in manifest.runs if r.level == level]) + 1 >= FAN_OUT:
+        inputs += same
+        level += 1
+    for run in manifest.runs:
+        if run not in inputs and _holds_any(run, runs, deleted):
+            inputs.append(run)
+            level = max(level, run.level)
+    return Tier(tuple(inputs), level)
+
+
+def _holds_any(run: RunEntry, runs: RunReader, threads: Sequence[str]) -> bool:
+    candidates = [thread for thread in threads if run.may_hold(thread)]
+    if not candidates:
+        return False
+    wanted = pa.array(candidates, pa.string())
+    return any(
+        pc.any(pc.is_in(table["thread_id"], wanted)).as_py()
+        for table in runs.columns(run, ["thread_id"])
+    )
+
+
+def deleted_threads(table: pa.Table) -> list[str]:
+    """The threads that have a tombstone among new records."""
+    found = table.filter(pc.equal(table["kind"], Kind.TOMBSTONE))["thread_id"]
+    threads: list[str] = pc.unique(found).to_pylist()
+    return threads
+
+
+def orphans(store: LogStore, plan: Plan) -> list[str]:
+    """Runs that nothing names and that are older than the long grace.
+
+    They were left by jobs that lost or were killed. A younger one may belong to a job that
+    is about to commit.
+    """
+    named = {run.key for run in plan.manifest.runs} | plan.manifest.retired.keys()
+    limit = plan.listing.date - plan.settings.long_grace_s
+    return [
+        info.key
+        for page in store.objects.list(run_prefix(plan.partition))
+        for info in page.objects
+        if info.key not in named and info.modified < limit
+    ]

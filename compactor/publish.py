@@ -1,0 +1,276 @@
+"""Bringing the snapshot manifests of the touched threads up to date.
+
+For each thread: read its manifest, unite it with what the job merges, decide, and
+compare-and-swap; after each lost race decide anew. What a manifest gets is always decided
+from all that it held before, so that of two jobs neither can take back what the other put.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compactor.channels import ChannelTable
+from compactor.digest import Digest, digest
+from compactor.fold import Folder
+from compactor.plan import Plan
+from compactor.snapshots import SnapshotMaker, SnapshotWork
+from logstore.errors import (
+    ConditionFailedError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from logstore.keys import snapshot_manifest_key, snapshot_object_key
+from logstore.lanes import store_once
+from logstore.manifest import RunEntry, SnapshotManifest
+from logstore.reader import ThreadRead, late_writes, positions_of
+from logstore.records import Encoding, Kind, Record, ValueRef
+from logstore.store import LogStore
+from logstore.tail import StartAgain, to_us
+from logstore.values import encode_value_object
+from logstore.view import NeedsHistory, ThreadView
+
+INLINE_BYTES = 128 << 10
+"""A larger value becomes an object of its own beside the manifest."""
+NAME_AGE_S = 3600.0
+"""So long a merged segment's name stays in the manifest, and as long as a LIST shows it."""
+_TRIES = 20
+
+
+class LostJob(Exception):
+    """Another job committed first; this one must stop before it does harm."""
+
+
+@dataclass
+class PublishResult:
+    """What publishing one thread did."""
+
+    work: SnapshotWork = field(default_factory=SnapshotWork)
+    bytes_written: int = 0
+    objects_deleted: int = 0
+
+
+class Publisher:
+    """Publishes the threads of one partition's job."""
+
+    def __init__(
+        self, store: LogStore, plan: Plan, table: ChannelTable, folder: Folder, job: str
+    ) -> None:
+        """Publish for a job that began from `plan`."""
+        self._store = store
+        self._plan = plan
+        self._table = table
+        self._folder = folder
+        self._job = job
+
+    def publish(self, thread_id: str, records: Sequence[Record]) -> PublishResult:
+        """Bring one thread's manifest up to date.
+
+        Args:
+            thread_id: the thread.
+            records: all its records in the segments that the job merges.
+
+        Raises:
+            LostJob: another job has committed this partition meanwhile.
+            UnavailableError: too many races were lost.
+        """
+        key = snapshot_manifest_key(self._plan.partition, thread_id)
+        for number in range(_TRIES):
+            version = self._store.reader.snapshot_manifest(thread_id, self._plan.partition)
+            result = PublishResult()
+            manifest = self._advance(version.manifest, records, result)
+            body = manifest.encode()
+            try:
+                self._store.objects.compare_and_swap(key, body, version.etag)
+            except (ConditionFailedError, OutcomeUnknownError):
+                if not self._is_mine(thread_id, manifest):
+                    time.sleep(random.uniform(0, 0.02 * 2 ** min(number, 5)))
+                    continue
+            result.bytes_written += len(body)
+            return result
+        raise UnavailableError(
+            f"the snapshot manifest {key} changed {_TRIES} times in a row under this job; too "
+            "many compactors work on one store. Nothing is lost; the next job goes on"
+        )
+
+    def _is_mine(self, thread_id: str, manifest: SnapshotManifest) -> bool:
+        """Whether an earlier try of this very version got through."""
+        now = self._store.reader.snapshot_manifest(thread_id, self._plan.partition).manifest
+        return (now.job, now.generation) == (manifest.job, manifest.generation)
+
+    # -- deciding ----------------------------------------------------------------
+
+    def _advance(
+        self, old: SnapshotManifest, records: Sequence[Record], result: PublishResult
+    ) -> SnapshotManifest:
+        fresh = self._not_in(old, records)
+        try:
+            read = self._head_read(old, records, fresh)
+            work, kept = self._decide(read, old)
+        except NeedsHistory:
+            read = self._full_read(old, records)
+            work, kept = self._decide(read, old)
+        result.work = work
+        now = self._plan.listing.date
+        entries, written = self._settle_values(kept.records, read)
+        result.bytes_written += written
+        retired = self._collect(old, entries, now, result)
+        return SnapshotManifest(
+            thread_id=old.thread_id,
+            generation=old.generation + 1,
+            job=f"{self._job}-{secrets.token_hex(4)}",
+            merged=self._merged(old, now),
+            positions=positions_of(records, old.positions),
+            heads=kept.heads,
+            evicted=kept.evicted,
+            records=tuple(entries),
+            retired=retired,
+        )
+
+    def _decide(self, read: ThreadRead, old: SnapshotManifest) -> tuple[SnapshotWork, Digest]:
+        maker = SnapshotMaker(
+            read.view,
+            read.late,
+            self._table,
+            self._folder,
+            self._loader(read),
+            to_us(self._plan.listing.date),
+        )
+        work = maker.run()
+        return work, digest(read.view, read.late, self._table, old)
+
+    def _loader(self, read: ThreadRead) -> Callable[[Sequence[Record]], list[tuple[str, bytes]]]:
+        return lambda records: self._store.reader.load(read, records)
+
+    def _not_in(self, old: SnapshotManifest, records: Iterable[Record]) -> list[Record]:
+        """The records whose segments the manifest does not name as merged."""
+        merged = {
+            (segment.name.writer, segment.name.seq)
+            for key, segment in self._plan.tail.segments.items()
+            if key in old.merged
+        }
+        return [r for r in records if (r.writer, r.seq) not in merged]
+
+    def _head_read(
+        self, old: SnapshotManifest, records: Sequence[Record], fresh: Sequence[Record]
+    ) -> ThreadRead:
+        """The thread as its manifest and the job's segments tell it.
+
+        Snapshots that only a job which never committed has made are left out: the runs do
+        not have them, so this job makes them again.
+        """
+        committed = [
+            r
+            for r in old.records
+            if r.kind != Kind.SNAPSHOT or r.seq <= self._plan.manifest.generation
+        ]
+        scope = old.scope if old.generation else None
+        view = ThreadView(old.thread_id, [*committed, *records], scope)
+        return ThreadRead(view, late_writes(fresh), {}, self._plan.listing, {})
+
+    def _full_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
+        """The thread as the runs, the job's segments, and the manifest's others tell it."""
+        plan, store = self._plan, self._store
+        runs = [run for run in plan.manifest.runs if run.may_hold(old.thread_id)]
+        others = self._named_by(old)
+        try:
+            stored = [r for run in runs for r in store.runs.rows(run, old.thread_id)]
+        except StartAgain as error:
+            raise LostJob from error
+        fresh = [*records, *others]
+        by_key: Mapping[str, RunEntry] = {run.key: run for run in runs}
+        view = ThreadView(old.thread_id, [*stored, *fresh])
+        return ThreadRead(view, late_writes(fresh), by_key, plan.listing, {})
+
+    def _named_by(self, old: SnapshotManifest) -> list[Record]:
+        """Records of segments that another job put into the manifest and did not commit yet.
+
+        A segment that is gone was committed: by a generation that this job has read, or by
+        a newer one, and then this job has lost.
+        """
+        plan = self._plan
+        known = plan.tail.segments.keys() | plan.manifest.merged.keys()
+        found: list[Record] = []
+        for key in old.merged.keys() - known:
+            try:
+                segment = self._store.log.fetch(key)
+                arrived = plan.listing.arrived.get(key)
+                if arrived is None:
+                    arrived = to_us(self._store.objects.get(key).modified)
+                found.extend(segment.records(old.thread_id, arrived))
+            except ObjectNotFoundError:
+                if self._store.reader.partition_manifest(plan.partition)[1] != plan.etag:
+                    raise LostJob from None
+        return found
+
+    def _merged(self, old: SnapshotManifest, now: float) -> dict[str, float]:
+        listed = self._plan.listing.arrived
+        kept = {
+            key: since
+            for key, since in old.merged.items()
+            if key in listed or now - since < NAME_AGE_S
+        }
+        for key, segment in self._plan.tail.segments.items():
+            if segment.name.may_hold(old.thread_id):
+                kept.setdefault(key, now)
+        return kept
+
+    # -- values ------------------------------------------------------------------
+
+    def _settle_values(
+        self, records: Sequence[Record], read: ThreadRead
+    ) -> tuple[list[Record], int]:
+        """Load values that lie in runs, and move large ones into objects."""
+        far = [r for r in records if isinstance(r.value, ValueRef) and _has_value(r)]
+        loaded = dict(zip(map(id, far), self._loader(read)(far), strict=True))
+        settled: list[Record] = []
+        written = 0
+        for record in records:
+            value = loaded[id(record)][1] if id(record) in loaded else record.value
+            if isinstance(value, ValueRef):
+                value = None
+            record = record._replace(value=value)
+            if value is not None and len(value) > INLINE_BYTES:
+                record, size = self._as_object(record, value)
+                written += size
+            settled.append(record)
+        return settled, written
+
+    def _as_object(self, record: Record, value: bytes) -> tuple[Record, int]:
+        key = snapshot_object_key(
+            self._plan.partition,
+            record.thread_id,
+            record.checkpoint_ns,
+            record.channel or "",
+            record.checkpoint_id,
+            secrets.token_hex(8),
+        )
+        body = encode_value_object(value)
+        store_once(self._store.objects, key, body)
+        return record._replace(value=None, encoding=Encoding.OBJECT, base_version=key), len(body)
+
+    def _collect(
+        self,
+        old: SnapshotManifest,
+        entries: Sequence[Record],
+        now: float,
+        result: PublishResult,
+    ) -> dict[str, float]:
+        """Delete objects that were retired long ago, and retire those that no longer count."""
+        limit = now - self._plan.settings.long_grace_s
+        expired = [key for key, since in old.retired.items() if since <= limit]
+        if expired:
+            self._store.objects.delete(expired)
+            result.objects_deleted += len(expired)
+        retired = {key: since for key, since in old.retired.items() if since > limit}
+        used = {r.base_version for r in entries if r.encoding == Encoding.OBJECT}
+        retired.update({key: now for key in old.object_keys if key not in used})
+        return retired
+
+
+def _has_value(record: Record) -> bool:
+    return record.encoding in (Encoding.RAW, Encoding.OBJECT)

@@ -1,0 +1,79 @@
+"""What a compaction job did, for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    """How a partition's job ended."""
+
+    COMMITTED = "committed"
+    """Its result is in the partition manifest."""
+    IDLE = "idle"
+    """There was nothing to do, and nothing was written."""
+    LOST = "lost"
+    """Another job committed first; the next job does what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """What the job did in one partition."""
+
+    partition: int
+    outcome: Outcome = Outcome.IDLE
+    segments_merged: int = 0
+    runs_merged: int = 0
+    runs_written: int = 0
+    rows_written: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    """Of runs, snapshot objects and manifests."""
+    snapshots: int = 0
+    """Snapshots made."""
+    voided: int = 0
+    """Snapshots below which a late write was found; those that could be were made anew."""
+    manifests: int = 0
+    """Snapshot manifests updated."""
+    segments_deleted: int = 0
+    runs_deleted: int = 0
+    objects_deleted: int = 0
+    """Snapshot objects and orphans deleted."""
+    unfolded: dict[str, str] = field(default_factory=dict)
+    """Channels without snapshots, and why."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Segments that could not be read and stay where they are, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the job did in all partitions."""
+
+    uri: str
+    partitions: tuple[PartitionReport, ...]
+    seconds: float
+
+    def total(self, name: str) -> int:
+        """The sum of a counter over the partitions."""
+        return sum(getattr(part, name) for part in self.partitions)
+
+    @property
+    def unfolded(self) -> dict[str, str]:
+        """Channels without snapshots, and why."""
+        return _joined(part.unfolded for part in self.partitions)
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """Segments that could not be read, and why."""
+        return _joined(part.unreadable for part in self.partitions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return asdict(self)
+
+
+def _joined(parts: Iterable[dict[str, str]]) -> dict[str, str]:
+    return {key: value for part in parts for key, value in part.items()}

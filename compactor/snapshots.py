@@ -1,0 +1,186 @@
+"""Which snapshots a thread needs, and making them.
+
+Positions follow from a checkpoint and its parent alone: with (u, t) the checkpoint's
+`counters_since_delta_snapshot`, a channel gets a snapshot where floor(u / K) or
+floor(t / max supersteps) exceeds its parent's, unless the graph stored a value there. So
+any schedule of jobs makes the same snapshots.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from compactor.channels import ChannelSpec, ChannelTable
+from compactor.fold import Folder, Unfoldable
+from logstore.errors import MissingDataError, ParentCycleError
+from logstore.records import Record
+from logstore.view import NeedsHistory, ThreadView
+from logstore.walk import LateWrites, snapshot_stands, walk
+
+COUNTERS = "counters_since_delta_snapshot"
+
+
+def counters(checkpoint: Record | None, channel: str) -> tuple[int, int]:
+    """A channel's updates and supersteps since its last in-line snapshot."""
+    if checkpoint is None or not checkpoint.metadata:
+        return (0, 0)
+    found = (json.loads(checkpoint.metadata).get(COUNTERS) or {}).get(channel)
+    try:
+        updates, supersteps = found or (0, 0)
+        return (int(updates), int(supersteps))
+    except (TypeError, ValueError):
+        return (0, 0)
+
+
+def counted_channels(checkpoint: Record) -> set[str]:
+    """The channels that a checkpoint's metadata counts: those the graph keeps as deltas."""
+    if not checkpoint.metadata:
+        return set()
+    return set(json.loads(checkpoint.metadata).get(COUNTERS) or {})
+
+
+def crosses(before: tuple[int, int], after: tuple[int, int], k: int, supersteps: int) -> bool:
+    """Whether one of the two cadences passes a multiple between parent and child."""
+    return after[0] // k > before[0] // k or after[1] // supersteps > before[1] // supersteps
+
+
+@dataclass
+class SnapshotWork:
+    """What a pass over a thread did."""
+
+    made: list[Record] = field(default_factory=list)
+    """New snapshots, and records that take unusable ones back."""
+    voided: int = 0
+    unfolded: dict[str, str] = field(default_factory=dict)
+
+
+class SnapshotMaker:
+    """Brings one thread's snapshots up to date."""
+
+    def __init__(
+        self,
+        view: ThreadView,
+        late: LateWrites,
+        table: ChannelTable,
+        folder: Folder,
+        load: Callable[[Sequence[Record]], list[tuple[str, bytes]]],
+        arrived: int,
+    ) -> None:
+        """Work on a view.
+
+        Args:
+            view: the thread; new snapshots are added to it.
+            late: the writes that no snapshot in the view covers.
+            table: the channels that may be folded.
+            folder: makes snapshots.
+            load: gives the serde's form of records' values.
+            arrived: the store's clock: microseconds since the epoch.
+        """
+        self._view = view
+        self._late = late
+        self._table = table
+        self._folder = folder
+        self._load = load
+        self._arrived = arrived
+        self._work = SnapshotWork()
+        self._refused: dict[str, str] = {}
+
+    def run(self) -> SnapshotWork:
+        """Void what late writes made wrong, and fold what is due.
+
+        Raises:
+            NeedsHistory: a head view does not reach far enough.
+        """
+        for checkpoint in list(self._parents_first()):
+            self._void_at(checkpoint)
+            self._fold_at(checkpoint)
+        return self._work
+
+    def _parents_first(self) -> Iterator[Record]:
+        view = self._view
+        for ns in view.namespaces():
+            done: set[str] = set()
+            for checkpoint_id in view.checkpoint_ids(ns):
+                chain: list[Record] = []
+                current: str | None = checkpoint_id
+                while current is not None and current not in done:
+                    done.add(current)
+                    record = view.checkpoint(ns, current)
+                    if record is None:
+                        break
+                    chain.append(record)
+                    current = record.parent_checkpoint_id
+                yield from reversed(chain)
+
+    def _void_at(self, checkpoint: Record) -> None:
+        ns, checkpoint_id = checkpoint.checkpoint_ns, checkpoint.checkpoint_id
+        for channel, snapshot in list(self._view.snapshots(ns, checkpoint_id).items()):
+            if snapshot_stands(self._view, checkpoint, channel, self._late):
+                continue
+            self._view.void_snapshot(ns, checkpoint_id, channel)
+            self._work.voided += 1
+            spec = self._table.spec(checkpoint.thread_id, ns, channel)
+            made = self._fold(spec, checkpoint) if spec else None
+            self._add(made) if made else self._work.made.append(
+                self._folder.void(snapshot, self._arrived)
+            )
+
+    def _fold_at(self, checkpoint: Record) -> None:
+        view, ns = self._view, checkpoint.checkpoint_ns
+        specs = self._table.specs(checkpoint.thread_id, ns)
+        for channel in view.versions(checkpoint):
+            spec = specs.get(channel)
+            if spec is None:
+                self._report_unknown(checkpoint, channel)
+                continue
+            if view.snapshot(ns, checkpoint.checkpoint_id, channel) is not None:
+                continue
+            if self._is_due(checkpoint, spec) and (made := self._fold(spec, checkpoint)):
+                self._add(made)
+
+    def _report_unknown(self, checkpoint: Record, channel: str) -> None:
+        if channel in counted_channels(checkpoint):
+            where = f"{checkpoint.checkpoint_ns or 'root'}: {channel}"
+            self._work.unfolded.setdefault(
+                where, "the graph keeps it as a DeltaChannel, and no --graph or --config names it"
+            )
+
+    def _is_due(self, checkpoint: Record, spec: ChannelSpec) -> bool:
+        now = counters(checkpoint, spec.name)
+        if now == (0, 0) or self._view.stored_value(checkpoint, spec.name) is not None:
+            return False
+        parent = self._parent(checkpoint)
+        if parent is None and checkpoint.parent_checkpoint_id is not None:
+            if self._view.settled(checkpoint):
+                return False  # the job that first saw it had its parent, and decided
+            if not self._view.complete:
+                raise NeedsHistory
+        before = counters(parent, spec.name)
+        return crosses(before, now, spec.frequency, self._table.max_supersteps)
+
+    def _parent(self, checkpoint: Record) -> Record | None:
+        if checkpoint.parent_checkpoint_id is None:
+            return None
+        return self._view.checkpoint(checkpoint.checkpoint_ns, checkpoint.parent_checkpoint_id)
+
+    def _fold(self, spec: ChannelSpec, checkpoint: Record) -> Record | None:
+        """The snapshot, or None with the reason noted."""
+        if spec.label in self._refused:
+            return None
+        try:
+            history = walk(self._view, checkpoint, [spec.name], self._late)[spec.name]
+            return self._folder.fold(
+                spec, checkpoint, history, self._load, len(self._view.tombstones), self._arrived
+            )
+        except Unfoldable as error:
+            self._refused[spec.label] = self._work.unfolded[spec.label] = str(error)
+        except (MissingDataError, ParentCycleError) as error:
+            # An ancestor may still be on its way; a later job finds it.
+            self._work.unfolded.setdefault(spec.label, str(error))
+        return None
+
+    def _add(self, snapshot: Record) -> None:
+        self._view.add_snapshot(snapshot)
+        self._work.made.append(snapshot)

@@ -1,0 +1,269 @@
+"""LangGraph's calls as records: everything becomes bytes inside the call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from logstore.clock import stamp_to_us
+from logstore.errors import InvalidNameError
+from logstore.keys import check_name
+from logstore.records import (
+    Encoding,
+    Kind,
+    Record,
+    Tombstone,
+    checksum_of,
+    encode_version,
+)
+
+
+class Target(NamedTuple):
+    """What a config addresses."""
+
+    thread_id: str
+    checkpoint_ns: str
+    checkpoint_id: str | None
+
+    @classmethod
+    def of(cls, config: RunnableConfig) -> Target:
+        """Read a config. A thread id that is no string counts as its `str`.
+
+        Raises:
+            InvalidNameError: there is no thread id, or a name cannot be stored.
+        """
+        configurable = config.get("configurable") or {}
+        if configurable.get("thread_id") is None:
+            raise InvalidNameError(
+                "the config has no thread_id; pass "
+                '{"configurable": {"thread_id": "…"}} so that the checkpoint has a place'
+            )
+        checkpoint_id = configurable.get("checkpoint_id") or None
+        return cls(
+            cls.check_thread_id(configurable["thread_id"]),
+            check_name("checkpoint_ns", str(configurable.get("checkpoint_ns") or "")),
+            None if checkpoint_id is None else check_name("checkpoint_id", str(checkpoint_id)),
+        )
+
+    @staticmethod
+    def check_thread_id(thread_id: Any) -> str:
+        """A thread id as it is stored: its `str`.
+
+        Raises:
+            InvalidNameError: it is too long or no Unicode text.
+        """
+        return check_name("thread_id", str(thread_id))
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """The addressed checkpoint, hashable."""
+        return (self.thread_id, self.checkpoint_ns, self.checkpoint_id)
+
+    def child(self, checkpoint_id: str) -> RunnableConfig:
+        """The config of a checkpoint in the same thread and namespace."""
+        return config_of(self.thread_id, self.checkpoint_ns, checkpoint_id)
+
+
+def config_of(thread_id: str, checkpoint_ns: str, checkpoint_id: str) -> RunnableConfig:
+    """The config that addresses a checkpoint."""
+    return {
+        "configurable": {
+            "thread_id": thread_id,
+            "checkpoint_ns": checkpoint_ns,
+            "checkpoint_id": checkpoint_id,
+        }
+    }
+
+
+class CheckpointCoder:
+    """Turns puts, writes and deletes into records."""
+
+    def __init__(self, serde: SerializerProtocol, stamp: Callable[[], int]) -> None:
+        """Serialise with `serde`; `stamp` gives each record its stamp."""
+        self._serde = serde
+        self._stamp = stamp
+
+    def put_records(
+        self,
+        target: Target,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> list[Record]:
+        """The records of a put: the values first, then the checkpoint that names them."""
+        here = target._replace(checkpoint_id=check_name("checkpoint id", checkpoint["id"]))
+        values: dict[str, Any] = checkpoint["channel_values"]
+        merged = get_checkpoint_metadata(config, metadata)
+        run_id = _text(merged.get("run_id"))
+        records = [
+            self._value(here, channel, encode_version(version), run_id, values)
+            for channel, version in new_versions.items()
+        ]
+        records += [
+            self._value(here, channel, None, run_id, values)
+            for channel, value in values.items()
+            if _stays_with_checkpoint(channel, value, checkpoint, new_versions)
+        ]
+        records.append(self._checkpoint(here, target.checkpoint_id, checkpoint, merged))
+        return records
+
+    def _value(
+        self,
+        here: Target,
+        channel: str,
+        version: str | None,
+        run_id: str | None,
+        values: Mapping[str, Any],
+    ) -> Record:
+        record = self._record(here, Kind.BLOB)._replace(
+            channel=check_name("channel", channel), version=version, run_id=run_id
+        )
+        if channel not in values:
+            return record._replace(encoding=Encoding.EMPTY)
+        return self._with_value(record, values[channel])
+
+    def _checkpoint(
+        self,
+        here: Target,
+        parent: str | None,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+    ) -> Record:
+        bare = {k: v for k, v in checkpoint.items() if k != "channel_values"}
+        versions = {
+            check_name("channel", channel): encode_version(version)
+            for channel, version in checkpoint["channel_versions"].items()
+        }
+        metadata_type, metadata_value = self._serde.dumps_typed(metadata)
+        step = metadata.get("step")
+        record = self._record(here, Kind.CHECKPOINT)
+        return self._with_value(record, bare)._replace(
+            parent_checkpoint_id=parent,
+            metadata_type=metadata_type,
+            metadata_value=bytes(metadata_value),
+            metadata=_to_json(metadata),
+            versions=json.dumps(versions, separators=(",", ":")),
+            run_id=_text(metadata.get("run_id")),
+            source=_text(metadata.get("source")),
+            step=step if isinstance(step, int) and -(2**63) <= step < 2**63 else None,
+            ts=_parse_ts(checkpoint.get("ts")) or record.ts,
+        )
+
+    def write_records(
+        self,
+        target: Target,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
+    ) -> list[Record]:
+        """The records of a task's writes, in their order.
+
+        Raises:
+            InvalidNameError: the config names no checkpoint.
+        """
+        if target.checkpoint_id is None:
+            raise InvalidNameError(
+                f"writes of task {task_id!r} need the checkpoint_id of the step they belong to; "
+                "use the config that put returned"
+            )
+        run_id = _text(_run_id(config))
+        return [
+            self._with_value(
+                self._record(target, Kind.WRITE)._replace(
+                    channel=check_name("channel", channel),
+                    task_id=check_name("task_id", task_id),
+                    task_path=check_name("task_path", task_path),
+                    idx=WRITES_IDX_MAP.get(channel, idx),
+                    run_id=run_id,
+                ),
+                value,
+            )
+            for idx, (channel, value) in enumerate(writes)
+        ]
+
+    def tombstone_records(self, thread_id: str, positions: Mapping[str, int]) -> list[Record]:
+        """The record that hides all that was seen of a thread."""
+        record = self._record(Target(thread_id, "", ""), Kind.TOMBSTONE)
+        return [record._replace(cover=Tombstone(dict(positions)).to_json())]
+
+    def _record(self, here: Target, kind: Kind) -> Record:
+        stamp = self._stamp()
+        return Record(
+            thread_id=here.thread_id,
+            checkpoint_ns=here.checkpoint_ns,
+            checkpoint_id=here.checkpoint_id or "",
+            kind=kind,
+            stamp=stamp,
+            ts=stamp_to_us(stamp),
+        )
+
+    def _with_value(self, record: Record, value: Any) -> Record:
+        type_, data = self._serde.dumps_typed(value)
+        data = bytes(data)
+        return record._replace(type=type_, value=data, checksum=checksum_of(type_, data))
+
+
+def _stays_with_checkpoint(
+    channel: str, value: Any, checkpoint: Checkpoint, new_versions: ChannelVersions
+) -> bool:
+    """Whether a value cannot be found again by its channel's version.
+
+    A snapshot that a copied checkpoint carries along belongs to no new version, and its
+    old version may have no value of its own.
+    """
+    if channel in new_versions:
+        return False
+    return channel not in checkpoint["channel_versions"] or isinstance(value, _DeltaSnapshot)
+
+
+def _run_id(config: RunnableConfig) -> Any:
+    for part in (config.get("metadata"), config.get("configurable")):
+        if part and part.get("run_id") is not None:
+            return part["run_id"]
+    return config.get("run_id")
+
+
+def _text(value: Any) -> str | None:
+    """A value for a text column; surrogates, which Arrow cannot hold, are replaced."""
+    return None if value is None else str(value).encode("utf-8", "replace").decode()
+
+
+def _parse_ts(ts: Any) -> int | None:
+    """An ISO time as microseconds since the epoch."""
+    try:
+        return round(datetime.fromisoformat(ts).timestamp() * 1_000_000)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _to_json(metadata: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(metadata, default=_plain, separators=(",", ":"), skipkeys=True)
+    except (ValueError, RecursionError):
+        return json.dumps({k: v for k, v in metadata.items() if k in _CORE_METADATA}, default=str)
+
+
+_CORE_METADATA = ("source", "step", "parents", "run_id", "counters_since_delta_snapshot")
+
+
+def _plain(value: Any) -> Any:
+    """A stand-in for what JSON cannot hold; the exact value is in the serde's form."""
+    dump = getattr(value, "model_dump", None)
+    if callable(dump) and not isinstance(value, type):
+        return dump(mode="json")
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"

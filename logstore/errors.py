@@ -1,0 +1,134 @@
+"""Every error that logstore raises, in one tree, grouped by what a handler would do.
+
+::
+
+    LogStoreError
+    ├── UsageError                  mend the call; nothing was sent
+    │   ├── InvalidURIError
+    │   ├── InvalidNameError
+    │   ├── InvalidOptionError
+    │   └── ReducerImportError
+    ├── ObjectStoreError            the object store answered no, or not at all
+    │   ├── ObjectNotFoundError
+    │   ├── ConditionFailedError    a conditional write lost: re-read, decide anew
+    │   ├── BucketNotFoundError
+    │   ├── AccessDeniedError
+    │   ├── UnavailableError        temporary: the same request may succeed later
+    │   ├── OutcomeUnknownError     a write may or may not have happened: look
+    │   └── UnsupportedStoreError   the store cannot keep the promises needed here
+    ├── FormatError                 what is stored is not what was expected
+    │   ├── CorruptObjectError
+    │   ├── FormatVersionError
+    │   └── StoreMismatchError
+    ├── ReadError                   a read could not reach all that it needs
+    │   ├── MissingDataError
+    │   └── ParentCycleError
+    └── WriteError
+        ├── CommitUnknownError      the write may still appear; nothing was acknowledged
+        ├── ThreadPoisonedError     an acknowledged write of this thread was lost
+        └── ClosedError
+
+A message names the object, says what was expected, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class LogStoreError(Exception):
+    """The base class of every error that logstore raises on purpose."""
+
+
+class UsageError(LogStoreError, ValueError):
+    """The call cannot be carried out as it stands; nothing was sent to the store."""
+
+
+class InvalidURIError(UsageError):
+    """The store's URI is not one of the supported forms."""
+
+
+class InvalidNameError(UsageError):
+    """A thread id, namespace, channel or checkpoint id cannot be stored."""
+
+
+class InvalidOptionError(UsageError):
+    """An option has a value that is not allowed."""
+
+
+class ReducerImportError(UsageError):
+    """The operator's import path for a graph, reducer or serde does not resolve."""
+
+
+class ObjectStoreError(LogStoreError):
+    """The object store refused a request or did not answer it."""
+
+
+class ObjectNotFoundError(ObjectStoreError):
+    """The object does not exist: a real "no such key", never another failure."""
+
+
+class ConditionFailedError(ObjectStoreError):
+    """A conditional write lost: the object exists already, or has changed."""
+
+
+class BucketNotFoundError(ObjectStoreError):
+    """The bucket or directory that should hold the store does not exist."""
+
+
+class AccessDeniedError(ObjectStoreError):
+    """The credentials are missing, wrong, or not allowed to do this."""
+
+
+class UnavailableError(ObjectStoreError):
+    """The store did not serve a request for a reason that may pass."""
+
+
+class OutcomeUnknownError(ObjectStoreError):
+    """A write was sent and not answered clearly; it may have happened or happen yet."""
+
+
+class UnsupportedStoreError(ObjectStoreError):
+    """The store does not enforce what the protocol needs, such as conditional writes."""
+
+
+class FormatError(LogStoreError):
+    """A stored object is not what was expected."""
+
+
+class CorruptObjectError(FormatError):
+    """A stored object is truncated, damaged or fails its checksum."""
+
+
+class FormatVersionError(FormatError):
+    """A stored object was written by a newer format than this code knows."""
+
+
+class StoreMismatchError(FormatError):
+    """The store was created with other settings than the caller demands."""
+
+
+class ReadError(LogStoreError):
+    """A read could not reach all the data that its answer needs."""
+
+
+class MissingDataError(ReadError):
+    """A record that should exist cannot be found; answering without it would be wrong."""
+
+
+class ParentCycleError(ReadError):
+    """The parents of a checkpoint run in a circle."""
+
+
+class WriteError(LogStoreError):
+    """A write was not stored."""
+
+
+class CommitUnknownError(WriteError):
+    """The outcome of a commit stayed unknown; its records may appear later."""
+
+
+class ThreadPoisonedError(WriteError):
+    """An acknowledged write of this thread could not be stored; nothing may follow it."""
+
+
+class ClosedError(WriteError):
+    """The saver or store was closed before this call."""

@@ -1,0 +1,265 @@
+"""Group commit: one writer's ordered streams of segments, one PUT in flight a partition.
+
+A lane starts a PUT at once when it is idle, and what arrives meanwhile goes into the next
+segment, so batches grow with the load and no timer is needed. Because a lane commits in
+order, what is durable is always a prefix of what this process wrote to the partition.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+from logstore.errors import (
+    CommitUnknownError,
+    ConditionFailedError,
+    CorruptObjectError,
+    LogStoreError,
+    OutcomeUnknownError,
+    ThreadPoisonedError,
+)
+from logstore.keys import SegmentName, build_filter
+from logstore.lineage import Lineage
+from logstore.objects.base import ObjectStore
+from logstore.records import Kind, Record
+from logstore.segment import encode_segment
+
+MAX_SEGMENT_BYTES = 8 << 20
+
+
+@dataclass(slots=True)
+class Entry:
+    """What one call wants to have stored, whole or not at all."""
+
+    thread_id: str
+    records: Sequence[Record]
+    size: int
+    """Bytes, about."""
+    waited: bool
+    """Whether the caller waits for the commit; if not, it counts as acknowledged."""
+    done: Future[None] = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class LaneContext:
+    """What the lanes of one writer share."""
+
+    objects: ObjectStore
+    executor: Executor
+    lineage: Lineage
+    stamp: Callable[[], int]
+    hold_s: float
+    """How long entries that nobody waits for may stay in memory for company."""
+    linger_s: float
+    """The least time between the starts of two PUTs of a lane."""
+    on_stored: Callable[[SegmentName, bytes, float], None]
+    writer: str = field(default_factory=lambda: secrets.token_hex(12))
+
+
+class Lane:
+    """One writer's stream of segments in one partition."""
+
+    def __init__(self, partition: int, context: LaneContext) -> None:
+        """Create an idle lane."""
+        self._partition = partition
+        self._context = context
+        self._lock = threading.Lock()
+        self._queue: list[Entry] = []
+        self._in_flight: list[Entry] = []
+        self._running = False
+        self._timer: threading.Timer | None = None
+        self._next_seq = 0
+        self._last_start = 0.0
+        self._durable: dict[str, str] = {}
+        self._poisoned: dict[str, ThreadPoisonedError] = {}
+
+    def submit(self, entry: Entry) -> None:
+        """Queue an entry; its future tells when it is durable.
+
+        Raises:
+            ThreadPoisonedError: an acknowledged write of the thread was lost.
+        """
+        with self._lock:
+            poison = self._poisoned.get(entry.thread_id)
+            if poison is not None:
+                raise poison
+            self._queue.append(entry)
+            if not entry.waited and self._context.hold_s > 0:
+                self._hold()
+                return
+            self._start()
+
+    def _hold(self) -> None:
+        full = sum(e.size for e in self._queue) >= MAX_SEGMENT_BYTES
+        if full:
+            self._start()
+        elif self._timer is None and not self._running:
+            self._timer = threading.Timer(self._context.hold_s, self.kick)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def kick(self) -> None:
+        """Store what is queued now, whether somebody waits for it or not."""
+        with self._lock:
+            if self._queue:
+                self._start()
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._running:
+            return
+        self._running = True
+        try:
+            self._context.executor.submit(self._run)
+        except RuntimeError:
+            # The interpreter is shutting down: no pool takes work any more.
+            threading.Thread(target=self._run).start()
+
+    def outstanding(self) -> list[Future[None]]:
+        """The futures of all that is not durable yet."""
+        with self._lock:
+            return [e.done for e in (*self._in_flight, *self._queue)]
+
+    def acknowledged(self, thread_id: str) -> list[Record]:
+        """The thread's records that were acknowledged and are not durable yet."""
+        with self._lock:
+            entries = [e for e in (*self._in_flight, *self._queue) if not e.waited]
+            seq = self._next_seq
+        return [
+            r._replace(writer=self._context.writer, seq=seq)
+            for e in entries
+            if e.thread_id == thread_id
+            for r in e.records
+        ]
+
+    def acknowledged_checkpoints(self) -> list[tuple[str, str, str]]:
+        """Thread, namespace and id of the checkpoints that are not durable yet."""
+        with self._lock:
+            entries = [e for e in (*self._in_flight, *self._queue) if not e.waited]
+        return [
+            (r.thread_id, r.checkpoint_ns, r.checkpoint_id)
+            for e in entries
+            for r in e.records
+            if r.kind == Kind.CHECKPOINT
+        ]
+
+    def buffered_bytes(self) -> int:
+        """The size of what was acknowledged and is not durable yet."""
+        with self._lock:
+            return sum(e.size for e in (*self._in_flight, *self._queue) if not e.waited)
+
+    def _run(self) -> None:
+        while batch := self._take():
+            self._linger()
+            try:
+                self._commit(batch)
+            except Exception as error:  # whatever it is, the callers must hear it
+                self._fail(batch, error)
+
+    def _take(self) -> list[Entry]:
+        with self._lock:
+            size = count = 0
+            for entry in self._queue:
+                if count and size + entry.size > MAX_SEGMENT_BYTES:
+                    break
+                size += entry.size
+                count += 1
+            batch, self._queue = self._queue[:count], self._queue[count:]
+            self._in_flight = batch
+            self._running = bool(batch)
+            return batch
+
+    def _linger(self) -> None:
+        wait = self._last_start + self._context.linger_s - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+        self._last_start = time.monotonic()
+
+    def _commit(self, batch: list[Entry]) -> None:
+        context = self._context
+        seq, self._next_seq = self._next_seq, self._next_seq + 1
+        records = [
+            r._replace(writer=context.writer, seq=seq) for entry in batch for r in entry.records
+        ]
+        threads = list(dict.fromkeys(entry.thread_id for entry in batch))
+        name = SegmentName(
+            self._partition, context.stamp(), context.writer, seq, build_filter(threads)
+        )
+        builds_on = {thread: context.lineage.builds_on(thread) for thread in threads}
+        body = encode_segment(name, records, builds_on)
+        date = store_once(context.objects, name.key, body)
+        context.lineage.wrote(threads, name.key)
+        context.on_stored(name, body, date)
+        with self._lock:
+            self._in_flight = []
+            for record in records:
+                if record.kind == Kind.CHECKPOINT:
+                    self._durable[record.thread_id] = record.checkpoint_id
+        for entry in batch:
+            entry.done.set_result(None)
+
+    def _fail(self, batch: list[Entry], error: Exception) -> None:
+        """Tell every caller, and poison the threads whose acknowledged records are lost."""
+        lost = {entry.thread_id for entry in batch if not entry.waited}
+        with self._lock:
+            for thread_id in lost:
+                self._poisoned[thread_id] = self._poison(thread_id, error)
+            behind = [e for e in self._queue if e.thread_id in lost]
+            self._queue = [e for e in self._queue if e.thread_id not in lost]
+            self._in_flight = []
+        for entry in (*batch, *behind):
+            entry.done.set_exception(self._poisoned.get(entry.thread_id, error))
+
+    def _poison(self, thread_id: str, error: Exception) -> ThreadPoisonedError:
+        durable = self._durable.get(thread_id)
+        known = f"{durable}" if durable else "none that this process wrote"
+        poison = ThreadPoisonedError(
+            f"a write of thread {thread_id!r} was acknowledged and could not be stored "
+            f"({type(error).__name__}: {error}). Its last durable checkpoint is {known}. "
+            "This saver refuses to go on with the thread; open a new one and resume from there"
+        )
+        poison.__cause__ = error
+        return poison
+
+
+def store_once(objects: ObjectStore, key: str, body: bytes) -> float:
+    """Put an immutable object under its own key, whatever became of earlier tries.
+
+    Returns:
+        The store's clock when it answered.
+
+    Raises:
+        CommitUnknownError: the object may be there now or later, or not.
+    """
+    try:
+        return objects.put_if_absent(key, body).date
+    except ConditionFailedError:
+        return _own_earlier_try(objects, key, body)
+    except OutcomeUnknownError as error:
+        raise CommitUnknownError(
+            f"the store did not say whether {key} was stored ({error}). Nothing was "
+            "acknowledged and the records may still appear; read the thread before repeating"
+        ) from error
+
+
+def _own_earlier_try(objects: ObjectStore, key: str, body: bytes) -> float:
+    # The key holds a random writer id: what exists is this writer's, or the store is broken.
+    try:
+        found = objects.get(key)
+    except LogStoreError as error:
+        raise CommitUnknownError(
+            f"{key} exists, most likely from an earlier try, but could not be read back "
+            f"({error}); read the thread before repeating"
+        ) from error
+    if found.data != body:
+        raise CorruptObjectError(
+            f"{key} exists with other content than this writer put there; two writers share "
+            "an id or the object was overwritten. Nothing was acknowledged"
+        )
+    return found.date

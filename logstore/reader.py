@@ -1,0 +1,289 @@
+"""Reading one thread: the head from its snapshot manifest, the rest from runs; both and the tail.
+
+The order of requests is what makes a read safe. A reader skips a segment of the log only
+if a manifest that it read *after* the LIST names it as merged. The other way round a
+segment that was merged and deleted in between would be missed in silence; a missing
+object, on the other hand, is a loud "no such key", and the read starts again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from logstore.cache import ByteCache
+from logstore.errors import MissingDataError, ObjectNotFoundError
+from logstore.keys import partition_manifest_key, snapshot_manifest_key
+from logstore.lineage import Lineage
+from logstore.manifest import PartitionManifest, RunEntry, SnapshotManifest
+from logstore.objects.base import ObjectStore
+from logstore.records import Kind, Record
+from logstore.runs import RunReader
+from logstore.tail import Listing, LogReader, StartAgain, Tail
+from logstore.values import ValueReader
+from logstore.view import ThreadView
+from logstore.walk import LateWrites
+
+T = TypeVar("T")
+_TRIES = 12
+
+
+@dataclass(frozen=True)
+class ManifestVersion:
+    """A snapshot manifest as it was read; an absent one has no ETag."""
+
+    manifest: SnapshotManifest
+    etag: str | None
+
+
+@dataclass(frozen=True)
+class ThreadRead:
+    """What a read of a thread found."""
+
+    view: ThreadView
+    late: LateWrites
+    """The writes that are newer than every snapshot in the view."""
+    runs: Mapping[str, RunEntry]
+    """The runs that the view's records refer to."""
+    listing: Listing
+    positions: Mapping[str, int]
+    """For each writer: the greatest lane position with records of the thread that was seen."""
+
+
+class ThreadReader:
+    """Reads threads of one store."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        executor: Executor,
+        log: LogReader,
+        runs: RunReader,
+        values: ValueReader,
+        lineage: Lineage,
+        manifests: ByteCache[ManifestVersion],
+        short_grace_s: float,
+        acknowledged: Callable[[str], Sequence[Record]],
+        observe: Callable[[float], None],
+    ) -> None:
+        """Join the parts that a read needs.
+
+        Args:
+            objects: the object store.
+            executor: for parallel requests.
+            log: reads segments.
+            runs: reads runs.
+            values: reads values.
+            lineage: is told what was read.
+            manifests: snapshot manifests by key.
+            short_grace_s: the least time between a commit and the deletion of the segments
+                that it merged.
+            acknowledged: gives this process's acknowledged records that are not stored yet.
+            observe: is told the store's clock.
+        """
+        self._objects = objects
+        self._executor = executor
+        self._log = log
+        self._runs = runs
+        self._values = values
+        self._lineage = lineage
+        self._manifests = manifests
+        self._short_grace_s = short_grace_s
+        self._acknowledged = acknowledged
+        self._observe = observe
+
+    # -- the head ----------------------------------------------------------------
+
+    def head(self, thread_id: str, partition: int) -> ThreadRead:
+        """Read the head: two serial round trips cold, one warm.
+
+        The view that results raises `NeedsHistory` where it does not reach.
+        """
+        return until_stable(lambda: self._head(thread_id, partition))
+
+    def _head(self, thread_id: str, partition: int) -> ThreadRead:
+        pending = self._acknowledged(thread_id)
+        begun = Elapsed()
+        manifest_job = self._executor.submit(self.snapshot_manifest, thread_id, partition)
+        listing = self._log.list(partition)
+        elapsed_s = begun.seconds()
+        self._observe(listing.date)
+        version = manifest_job.result()
+        recheck = None
+        if elapsed_s >= self._short_grace_s / 4:
+            # A segment is deleted one grace after the commit that follows the manifest's
+            # change, at the earliest. Only a LIST that ended long after the manifest was
+            # asked for can miss one that the manifest does not hold.
+            recheck = self._executor.submit(self.snapshot_manifest, thread_id, partition)
+        objects = self._values.prefetch(version.manifest.object_keys)
+        tail = self._log.read(listing, version.manifest.merged, thread_id)
+        if recheck is not None and recheck.result().etag != version.etag:
+            version = recheck.result()
+            tail = self._log.read(listing, version.manifest.merged, thread_id)
+        elif tail.gone:
+            again = self.snapshot_manifest(thread_id, partition)
+            if again.etag is None:
+                raise _lost_segment(thread_id)
+            if again.etag != version.etag:
+                version = again
+                tail = self._log.read(listing, version.manifest.merged, thread_id)
+        for wait in objects:
+            wait()
+        return self._head_read(thread_id, version.manifest, tail, pending, listing)
+
+    def _head_read(
+        self,
+        thread_id: str,
+        manifest: SnapshotManifest,
+        tail: Tail,
+        pending: Sequence[Record],
+        listing: Listing,
+    ) -> ThreadRead:
+        self._lineage.read(thread_id, tail.builds_on(thread_id), manifest.merged)
+        fresh = [*tail.records(thread_id), *pending]
+        never_compacted = manifest.generation == 0
+        view = ThreadView(
+            thread_id,
+            [*manifest.records, *fresh],
+            None if never_compacted else manifest.scope,
+        )
+        positions = positions_of(fresh, manifest.positions)
+        return ThreadRead(view, late_writes(fresh), {}, listing, positions)
+
+    def snapshot_manifest(self, thread_id: str, partition: int) -> ManifestVersion:
+        """Read a thread's snapshot manifest, or hear that the cached version is current."""
+        key = snapshot_manifest_key(partition, thread_id)
+        cached = self._manifests.get(key)
+        if cached is not None and cached.etag is not None:
+            found = self._objects.get_if_changed(key, cached.etag)
+            if found is None:
+                return cached
+        else:
+            try:
+                found = self._objects.get(key)
+            except ObjectNotFoundError:
+                return ManifestVersion(SnapshotManifest(thread_id), None)
+        version = ManifestVersion(SnapshotManifest.decode(key, found.data), found.etag)
+        self._manifests.put(key, version, len(found.data) * 4)
+        return version
+
+    # -- the whole history ---------------------------------------------------------
+
+    def history(self, thread_id: str, partition: int, listing: Listing | None = None) -> ThreadRead:
+        """Read all records of a thread, values left where they are.
+
+        Args:
+            thread_id: the thread.
+            partition: its partition.
+            listing: a LIST that was made before this call; None for a new one.
+        """
+
+        def attempt() -> ThreadRead:
+            nonlocal listing
+            pending = self._acknowledged(thread_id)
+            listed = listing or self._log.list(partition)
+            listing = None
+            return self._history(thread_id, partition, listed, pending)
+
+        return until_stable(attempt)
+
+    def _history(
+        self, thread_id: str, partition: int, listing: Listing, pending: Sequence[Record]
+    ) -> ThreadRead:
+        manifest, etag = self.partition_manifest(partition)
+        tail = self._log.read(listing, manifest.merged.keys(), thread_id)
+        if tail.gone and self.partition_manifest(partition)[1] != etag:
+            raise StartAgain
+        fresh = [*tail.records(thread_id), *pending]
+        runs = [run for run in manifest.runs if run.may_hold(thread_id)]
+        stored = self._log.map(lambda run: self._runs.rows(run, thread_id), runs)
+        records = [record for rows in stored for record in rows]
+        positions = positions_of([*records, *fresh], {})
+        return ThreadRead(
+            ThreadView(thread_id, [*records, *fresh]),
+            late_writes(fresh),
+            {run.key: run for run in runs},
+            listing,
+            positions,
+        )
+
+    def partition_manifest(self, partition: int) -> tuple[PartitionManifest, str | None]:
+        """Read a partition manifest and its ETag; an absent one is empty."""
+        key = partition_manifest_key(partition)
+        try:
+            found = self._objects.get(key)
+        except ObjectNotFoundError:
+            return PartitionManifest(partition), None
+        manifest = PartitionManifest.decode(key, found.data)
+        return manifest.dated(found.modified), found.etag
+
+    def load(self, read: ThreadRead, records: Sequence[Record]) -> list[tuple[str, bytes]]:
+        """The serde's tag and bytes of records of a read.
+
+        Raises:
+            StartAgain: what the records refer to was replaced; read the thread again.
+        """
+        return self._values.load(records, read.runs)
+
+
+class Elapsed:
+    """Time since its creation that counts a suspended machine as well."""
+
+    def __init__(self) -> None:
+        """Begin to count."""
+        self._monotonic = time.monotonic()
+        self._wall = time.time()
+
+    def seconds(self) -> float:
+        """The longer of what the monotonic and the wall clock say."""
+        return max(time.monotonic() - self._monotonic, time.time() - self._wall)
+
+
+def until_stable(attempt: Callable[[], T]) -> T:
+    """Repeat a read while compaction moves things under it.
+
+    Raises:
+        MissingDataError: an object stays missing that a manifest names.
+    """
+    for number in range(_TRIES):
+        try:
+            return attempt()
+        except StartAgain as error:
+            cause = error.__cause__
+            time.sleep(random.uniform(0, 0.01 * 2 ** min(number, 6)))
+    raise MissingDataError(
+        f"a manifest names an object that does not exist ({cause}); {_TRIES} reads in a row "
+        "met the same. If an object was deleted by hand, restore it from a version or copy of "
+        "the bucket"
+    )
+
+
+def _lost_segment(thread_id: str) -> MissingDataError:
+    return MissingDataError(
+        f"a segment of thread {thread_id!r} builds on another one that does not exist, and no "
+        "snapshot manifest holds its records. If an object was deleted by hand, restore it from "
+        "a version or copy of the bucket"
+    )
+
+
+def late_writes(fresh: Iterable[Record]) -> LateWrites:
+    """Where records that no compaction has seen write: no snapshot covers them."""
+    late: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for record in fresh:
+        if record.kind == Kind.WRITE:
+            late[(record.checkpoint_ns, record.channel or "")].add(record.checkpoint_id)
+    return late
+
+
+def positions_of(records: Iterable[Record], known: Mapping[str, int]) -> dict[str, int]:
+    """For each writer the greatest lane position among records and what was known."""
+    positions = dict(known)
+    for record in records:
+        if record.kind != Kind.SNAPSHOT:
+            positions[record.writer] = max(positions.get(record.writer, -1), record.seq)
+    return positions

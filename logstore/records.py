@@ -1,0 +1,244 @@
+"""Records: the immutable facts of the log, their keys and the rules of merging them.
+
+The log of records is the truth; manifests, runs and snapshots are derived from it.
+Merging records is a set union in which two records of one key have exactly one winner,
+whatever the order in which they meet: associative, commutative and idempotent. Every
+protocol of the store leans on that: a segment may be read twice, merged twice or arrive
+late, and nothing changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from enum import StrEnum
+from hashlib import blake2b
+from typing import NamedTuple
+
+import pyarrow as pa
+
+FORMAT_VERSION = 1
+"""The version of the layout. A store of a newer version is refused."""
+
+PENDING_ARRIVAL = 2**62
+"""The arrival of a record that is not in the store yet: after all that is."""
+
+
+class Kind(StrEnum):
+    """What a record states."""
+
+    CHECKPOINT = "checkpoint"
+    BLOB = "blob"
+    WRITE = "write"
+    SNAPSHOT = "snapshot"
+    TOMBSTONE = "tombstone"
+
+
+class Encoding(StrEnum):
+    """How a record's value is stored."""
+
+    RAW = "raw"
+    """The serde's bytes as they are; the Parquet column compresses them."""
+    EMPTY = "empty"
+    """There is no value: the channel had none at this version."""
+    OBJECT = "object"
+    """The value is an object of its own, whose key stands in `base_version`."""
+    ELSEWHERE = "elsewhere"
+    """The value exists in the runs and was left out of a manifest."""
+    VOID = "void"
+    """A snapshot that must not be used: a write below it was not folded into it."""
+
+
+class ValueRef(NamedTuple):
+    """Where a value lies that was not read with its record."""
+
+    run_key: str
+    row_group: int
+    row: int
+    """The row within the row group."""
+
+
+class Record(NamedTuple):
+    """One immutable fact. The fields are the columns of segments and runs."""
+
+    thread_id: str
+    checkpoint_ns: str
+    checkpoint_id: str
+    kind: str
+    channel: str | None = None
+    version: str | None = None
+    """A channel's version, as `encode_version` writes it; None for a value that stays with
+    its checkpoint."""
+    task_id: str | None = None
+    task_path: str | None = None
+    idx: int | None = None
+    parent_checkpoint_id: str | None = None
+    type: str | None = None
+    """The serde's tag of `value`."""
+    encoding: str = Encoding.RAW
+    base_version: str | None = None
+    checksum: int | None = None
+    """`checksum_of` the decoded value."""
+    metadata_type: str | None = None
+    metadata_value: bytes | None = None
+    """A checkpoint's metadata as the serde wrote it."""
+    metadata: str | None = None
+    """The same as JSON, for analytics and for the compactor's counters."""
+    versions: str | None = None
+    """A checkpoint's channel versions: JSON, from channel to encoded version."""
+    run_id: str | None = None
+    source: str | None = None
+    step: int | None = None
+    ts: int | None = None
+    """Microseconds since the epoch, by the writer's clock."""
+    cover: str | None = None
+    """What a snapshot folded, or what a tombstone hides (JSON)."""
+    stamp: int = 0
+    writer: str = ""
+    seq: int = 0
+    """The lane position of the segment that brought the record; for a snapshot the
+    generation of the partition manifest that commits it."""
+    arrived: int = PENDING_ARRIVAL
+    """When the store received the record's segment: microseconds since the epoch."""
+    value: bytes | ValueRef | None = None
+    """Last, so that a run's other columns are one range."""
+
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+SCHEMA = pa.schema(
+    [
+        ("thread_id", pa.string()),
+        ("checkpoint_ns", pa.string()),
+        ("checkpoint_id", pa.string()),
+        ("kind", pa.string()),
+        ("channel", pa.string()),
+        ("version", pa.string()),
+        ("task_id", pa.string()),
+        ("task_path", pa.string()),
+        ("idx", pa.int32()),
+        ("parent_checkpoint_id", pa.string()),
+        ("type", pa.string()),
+        ("encoding", pa.string()),
+        ("base_version", pa.string()),
+        ("checksum", pa.int64()),
+        ("metadata_type", pa.string()),
+        ("metadata_value", pa.binary()),
+        ("metadata", pa.string()),
+        ("versions", pa.string()),
+        ("run_id", pa.string()),
+        ("source", pa.string()),
+        ("step", pa.int64()),
+        ("ts", _TIMESTAMP),
+        ("cover", pa.string()),
+        ("stamp", pa.int64()),
+        ("writer", pa.string()),
+        ("seq", pa.int64()),
+        ("arrived", _TIMESTAMP),
+        ("value", pa.large_binary()),
+    ]
+)
+"""The Arrow schema of runs. A segment has the same without `arrived`, which only the
+store can tell."""
+
+assert tuple(SCHEMA.names) == Record._fields
+
+Key = tuple[str | int | None, ...]
+
+
+def key_of(record: Record) -> Key:
+    """The record's identity: two records of one key are one fact, and one of them wins."""
+    head = (record.kind, record.thread_id, record.checkpoint_ns)
+    match record.kind:
+        case Kind.CHECKPOINT:
+            return (*head, record.checkpoint_id)
+        case Kind.BLOB if record.version is not None:
+            return (*head, record.channel, record.version)
+        case Kind.BLOB:
+            return (*head, record.channel, None, record.checkpoint_id)
+        case Kind.WRITE:
+            return (*head, record.checkpoint_id, record.task_id, record.idx)
+        case Kind.SNAPSHOT:
+            return (*head, record.checkpoint_id, record.channel)
+        case _:
+            return (*head, record.stamp, record.writer)
+
+
+def arrival_of(record: Record) -> tuple[int, int, str]:
+    """The order in which records arrived at the store; no writer's clock comes first."""
+    return (record.arrived, record.stamp, record.writer)
+
+
+def first_wins(record: Record) -> bool:
+    """Whether of two records of this key the first to arrive stays."""
+    return record.kind == Kind.WRITE and (record.idx or 0) >= 0
+
+
+def winner(a: Record, b: Record) -> Record:
+    """Of two records of one key, the one that counts.
+
+    An ordinary write stays as it first arrived. A snapshot is decided by the generation
+    that committed it, because each job has read all that earlier generations committed.
+    Everything else is replaced by what arrives last.
+    """
+    if a.kind == Kind.SNAPSHOT:
+        return max(a, b, key=_snapshot_order)
+    if first_wins(a):
+        return min(a, b, key=arrival_of)
+    return max(a, b, key=arrival_of)
+
+
+def _snapshot_order(record: Record) -> tuple[int, bool, int, str]:
+    # A snapshot whose value is at hand comes before the same one without it.
+    at_hand = record.encoding != Encoding.ELSEWHERE
+    return (record.seq, at_hand, record.stamp, record.writer)
+
+
+def merge(records: Iterable[Record]) -> dict[Key, Record]:
+    """Merge records into one winner a key."""
+    merged: dict[Key, Record] = {}
+    for record in records:
+        key = key_of(record)
+        other = merged.get(key)
+        merged[key] = record if other is None else winner(other, record)
+    return merged
+
+
+def encode_version(version: str | int | float) -> str:
+    """A channel version as a string, so that no two different versions become equal.
+
+    Strings stay as they are; numbers are marked with ``#`` and compare as Python's do
+    (1 and 1.0 are one version).
+    """
+    if isinstance(version, str):
+        return f"#s{version}" if version.startswith("#") else version
+    if isinstance(version, float) and version.is_integer():
+        version = int(version)
+    return f"#{version!r}"
+
+
+def checksum_of(type_: str | None, value: bytes) -> int:
+    """The checksum of a decoded value and its type: BLAKE2b, 8 bytes, signed."""
+    digest = blake2b(value, digest_size=8, person=(type_ or "").encode()[:16]).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+class Tombstone(NamedTuple):
+    """What a tombstone hides: of each writer, all up to a lane position."""
+
+    positions: dict[str, int]
+
+    def hides(self, record: Record) -> bool:
+        """Whether the record is among those that the deleter had seen."""
+        if record.kind in (Kind.TOMBSTONE, Kind.SNAPSHOT):
+            return False
+        return record.seq <= self.positions.get(record.writer, -1)
+
+    def to_json(self) -> str:
+        """The tombstone's `cover` column."""
+        return json.dumps({"positions": self.positions}, separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_record(cls, record: Record) -> Tombstone:
+        """Read a tombstone's `cover` column."""
+        return cls(json.loads(record.cover or "{}").get("positions", {}))

@@ -1,0 +1,198 @@
+"""Reading runs: from the footer and its statistics to a few ranges.
+
+A run is sorted by thread, namespace and checkpoint id, so that the statistics of its row
+groups tell which of them can hold a thread. Values are not read with the rows; each row
+remembers where its value lies.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from logstore.cache import ByteCache
+from logstore.errors import ObjectNotFoundError
+from logstore.manifest import RunEntry
+from logstore.objects.base import ObjectStore
+from logstore.records import SCHEMA, Record, ValueRef
+from logstore.segment import (
+    PARQUET_READ,
+    cast_table,
+    corrupt_parquet,
+    parquet_meta,
+    table_to_records,
+)
+from logstore.tail import StartAgain
+
+T = TypeVar("T")
+_FOOTER_GUESS = 64 << 10
+INDEX_COLUMNS = [name for name in SCHEMA.names if name != "value"]
+INDEX_SCHEMA = SCHEMA.remove(SCHEMA.get_field_index("value"))
+_VALUE_SCHEMA = pa.schema([SCHEMA.field("value")])
+
+
+class _RangeFile(io.RawIOBase):
+    """A run as a file whose reads are ranged GETs, the end of it read once."""
+
+    def __init__(self, objects: ObjectStore, key: str, size: int, tail: bytes) -> None:
+        self._objects = objects
+        self._key = key
+        self._size = size
+        self._tail = tail
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        length = self._size - self._at if size is None or size < 0 else size
+        length = max(0, min(length, self._size - self._at))
+        start = self._at - (self._size - len(self._tail))
+        if start >= 0:
+            data = self._tail[start : start + length]
+        else:
+            data = self._objects.get_range(self._key, self._at, length)
+        self._at += len(data)
+        return data
+
+
+@dataclass(frozen=True)
+class _OpenRun:
+    metadata: Any
+    tail: bytes
+
+
+class RunReader:
+    """Reads rows and values of runs, and keeps what it read under a byte budget."""
+
+    def __init__(self, objects: ObjectStore, cache: ByteCache[Any]) -> None:
+        """Read through `objects`."""
+        self._objects = objects
+        self._cache = cache
+
+    def rows(self, run: RunEntry, thread_id: str) -> list[Record]:
+        """A thread's rows in a run, each with a `ValueRef` for its value.
+
+        Raises:
+            StartAgain: the run is gone; a newer partition manifest replaced it.
+            CorruptObjectError: it cannot be read.
+        """
+        found: list[Record] = []
+        for group in self._groups(run, thread_id):
+            table = self._index(run, group)
+            mask = pc.equal(table["thread_id"], thread_id)
+            numbers = pc.indices_nonzero(mask).to_pylist()
+            records = table_to_records(table.filter(mask))
+            found.extend(
+                record._replace(value=ValueRef(run.key, group, number))
+                for record, number in zip(records, numbers, strict=True)
+            )
+        return found
+
+    def columns(self, run: RunEntry, names: Sequence[str]) -> Iterable[pa.Table]:
+        """Some columns of a whole run, a row group at a time."""
+        with self._file(run) as file:
+            for group in range(file.metadata.num_row_groups):
+                yield self._guard(run.key, lambda g=group: file.read_row_group(g, list(names)))
+
+    def whole(self, run: RunEntry) -> pa.Table:
+        """All columns of a run."""
+        with self._file(run) as file:
+            return cast_table(self._guard(run.key, file.read), SCHEMA)
+
+    def values(
+        self, runs: Mapping[str, RunEntry], refs: Iterable[ValueRef]
+    ) -> dict[ValueRef, bytes | None]:
+        """The values that refs point to.
+
+        Raises:
+            StartAgain: a run is gone.
+        """
+        found: dict[ValueRef, bytes | None] = {}
+        for ref in refs:
+            run = runs.get(ref.run_key)
+            if run is None:
+                raise StartAgain
+            column = self._values(run, ref.row_group)
+            found[ref] = column[ref.row].as_py()
+        return found
+
+    def _groups(self, run: RunEntry, thread_id: str) -> list[int]:
+        metadata = self._open(run).metadata
+        column = SCHEMA.get_field_index("thread_id")
+        groups = []
+        for group in range(metadata.num_row_groups):
+            statistics = metadata.row_group(group).column(column).statistics
+            bounded = statistics is not None and statistics.has_min_max
+            if not bounded or statistics.min <= thread_id <= statistics.max:
+                groups.append(group)
+        return groups
+
+    def _open(self, run: RunEntry) -> _OpenRun:
+        return self._cache.get_or_load(
+            ("footer", run.key), lambda: self._load_footer(run), lambda open_: len(open_.tail)
+        )
+
+    def _load_footer(self, run: RunEntry) -> _OpenRun:
+        start = max(0, run.size - _FOOTER_GUESS)
+        try:
+            tail = self._objects.get_range(run.key, start, run.size - start)
+        except ObjectNotFoundError as error:
+            raise StartAgain from error
+
+        def read() -> _OpenRun:
+            file = pq.ParquetFile(_RangeFile(self._objects, run.key, run.size, tail))
+            parquet_meta(run.key, file)
+            return _OpenRun(file.metadata, tail)
+
+        return self._guard(run.key, read)
+
+    def _file(self, run: RunEntry) -> pq.ParquetFile:
+        opened = self._open(run)
+        source = _RangeFile(self._objects, run.key, run.size, opened.tail)
+        return pq.ParquetFile(source, metadata=opened.metadata, pre_buffer=True, **PARQUET_READ)
+
+    def _read_group(self, run: RunEntry, group: int, columns: list[str]) -> pa.Table:
+        return self._guard(run.key, lambda: self._file(run).read_row_group(group, columns))
+
+    def _index(self, run: RunEntry, group: int) -> pa.Table:
+        return self._cache.get_or_load(
+            ("index", run.key, group),
+            lambda: cast_table(self._read_group(run, group, INDEX_COLUMNS), INDEX_SCHEMA),
+            lambda table: table.nbytes,
+        )
+
+    def _values(self, run: RunEntry, group: int) -> Any:
+        return self._cache.get_or_load(
+            ("values", run.key, group),
+            lambda: cast_table(self._read_group(run, group, ["value"]), _VALUE_SCHEMA)[
+                "value"
+            ].combine_chunks(),
+            lambda column: column.nbytes,
+        )
+
+    @staticmethod
+    def _guard(key: str, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except ObjectNotFoundError as error:
+            raise StartAgain from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise corrupt_parquet(key, error) from error

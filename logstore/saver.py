@@ -1,0 +1,496 @@
+"""The LangGraph checkpoint saver: LangGraph's interface on top of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from cachetools import LRUCache
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_id,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from logstore.background import Background, start_background
+from logstore.durability import Durability, SpecialWrites
+from logstore.encode import CheckpointCoder, Target
+from logstore.errors import InvalidOptionError
+from logstore.reader import ThreadRead, until_stable
+from logstore.records import Record
+from logstore.store import CHECKPOINT_HOLD_S, LogStore, StoreOptions
+from logstore.tuples import TupleBuilder
+from logstore.view import NeedsHistory
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_LISTED_THREADS = 32
+"""How many threads' records a `list` over all threads keeps in memory."""
+
+
+class LogStoreSaver(BaseCheckpointSaver[str]):
+    """A checkpoint saver whose only storage is an object store.
+
+    One object serves sync and async callers, from any thread and any event loop. It works
+    as it is, and as a sync or async context manager that flushes and closes at the end.
+
+    Example:
+        ```python
+        from logstore import LogStoreSaver
+
+        with LogStoreSaver.from_conn_string("s3://bucket/agents") as saver:
+            graph = builder.compile(checkpointer=saver)
+            graph.invoke(inputs, {"configurable": {"thread_id": "42"}})
+        ```
+    """
+
+    def __init__(
+        self,
+        store: LogStore,
+        *,
+        serde: SerializerProtocol | None = None,
+        durability: Durability | Literal["strict", "checkpoint", "buffered"] = "strict",
+        background: Background | None = None,
+    ) -> None:
+        """Use an open store; most callers want `from_conn_string`.
+
+        Args:
+            store: the store; it is closed with the saver.
+            serde: how values become bytes; LangGraph's own by default.
+            durability: when a call returns. `strict`: its records are durable.
+                `checkpoint`: `put` returns durable, with all earlier records of its thread;
+                task writes return at once. `buffered`: at once; `flush` is the barrier.
+            background: compaction in this process, stopped with the saver.
+        """
+        super().__init__(serde=serde)
+        self.store = store
+        self.durability = Durability.parse(durability)
+        self._background = background
+        self._special = SpecialWrites()
+
+    @classmethod
+    def from_conn_string(
+        cls,
+        uri: str,
+        *,
+        serde: SerializerProtocol | None = None,
+        durability: Durability | Literal["strict", "checkpoint", "buffered"] = "strict",
+        compaction: Literal["background", "off"] | None = None,
+        graph: Any = None,
+        channels: Mapping[str, Any] | None = None,
+        partitions: int | None = None,
+        linger_s: float = 0.0,
+        **backend: Any,
+    ) -> LogStoreSaver:
+        """A saver for the store at a URI, which is created by the first write.
+
+        Args:
+            uri: `file:///dir`, `s3://bucket/prefix?endpoint_url=…&region=…` or
+                `memory://name`.
+            serde: how values become bytes; LangGraph's own by default.
+            durability: when a call returns, see the class.
+            compaction: `background` runs the compactor in this process, the default for
+                `file://`; `off` leaves it to a process of its own.
+            graph: a compiled graph whose delta channels the background compactor may fold.
+            channels: or single delta channels, by name.
+            partitions: the partition count to create the store with, or to demand of it.
+            linger_s: the least seconds between two PUTs of a partition: fewer and larger
+                segments for a longer wait.
+            backend: for S3 `client` (a boto3 client), `botocore_config`, `endpoint_url` or
+                `region`.
+
+        Raises:
+            InvalidURIError: the URI is of no known form.
+            InvalidOptionError: an option has a value that is not allowed.
+        """
+        mode = Durability.parse(durability)
+        options = StoreOptions(
+            partitions=partitions,
+            hold_s=CHECKPOINT_HOLD_S if mode is Durability.CHECKPOINT else 0.0,
+            linger_s=linger_s,
+        )
+        store = LogStore.open(uri, options, **backend)
+        if compaction not in (None, "background", "off"):
+            raise InvalidOptionError(f"compaction is 'background' or 'off', not {compaction!r}")
+        background = None
+        if (
+            compaction or ("background" if store.objects.scheme == "file" else "off")
+        ) == "background":
+            background = start_background(store, graph=graph, channels=channels, serde=serde)
+        return cls(store, serde=serde, durability=mode, background=background)
+
+    @property
+    def uri(self) -> str:
+        """Where the store is, without credentials."""
+        return self.store.uri
+
+    # -- lifetime ----------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Wait until all that was acknowledged is durable.
+
+        Raises:
+            ThreadPoisonedError: something acknowledged could not be stored.
+        """
+        self.store.flush()
+
+    async def aflush(self) -> None:
+        """Like `flush`, without blocking the loop."""
+        await self._call(self.flush)
+
+    def close(self) -> None:
+        """Flush, stop the background compactor, let go of the store."""
+        if self._background is not None:
+            self._background.stop()
+        self.store.close()
+
+    async def aclose(self) -> None:
+        """Like `close`, without blocking the loop."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __copy__(self) -> Self:
+        """A saver on the same store that may get another serde."""
+        clone = object.__new__(type(self))
+        clone.__dict__.update(self.__dict__)
+        return clone
+
+    # -- writing -----------------------------------------------------------------
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; what it returns addresses it.
+
+        Raises:
+            InvalidNameError: a name in it cannot be stored.
+            CommitUnknownError: the store did not say whether it was stored.
+            ThreadPoisonedError: an acknowledged write of the thread was lost.
+        """
+        target, records = self._encode_put(config, checkpoint, metadata, new_versions)
+        self._settle(self._write(target, records, waited=self._waits_for_put()))
+        return target.child(checkpoint["id"])
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Like `put`, without blocking the loop and without a thread of its own."""
+        target, records = self._encode_put(config, checkpoint, metadata, new_versions)
+        await self._make_ready()
+        await self._asettle(self._write(target, records, waited=self._waits_for_put()))
+        return target.child(checkpoint["id"])
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task wrote at a checkpoint.
+
+        Raises:
+            InvalidNameError: a name in it cannot be stored.
+            CommitUnknownError: the store did not say whether it was stored.
+            ThreadPoisonedError: an acknowledged write of the thread was lost.
+        """
+        if writes:
+            target, records = self._encode_writes(config, writes, task_id, task_path)
+            self._settle(
+                self._write(target, records, waited=self._waits_for_writes(target, writes))
+            )
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Like `put_writes`, without blocking the loop and without a thread of its own."""
+        if writes:
+            target, records = self._encode_writes(config, writes, task_id, task_path)
+            await self._make_ready()
+            await self._asettle(
+                self._write(target, records, waited=self._waits_for_writes(target, writes))
+            )
+
+    def _encode_put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> tuple[Target, Sequence[Record]]:
+        target = Target.of(config)
+        return target, self._coder.put_records(target, config, checkpoint, metadata, new_versions)
+
+    def _encode_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
+    ) -> tuple[Target, Sequence[Record]]:
+        target = Target.of(config)
+        return target, self._coder.write_records(target, config, writes, task_id, task_path)
+
+    @property
+    def _coder(self) -> CheckpointCoder:
+        return CheckpointCoder(self.serde, self.store.stamp)
+
+    def _waits_for_put(self) -> bool:
+        return self.durability is not Durability.BUFFERED
+
+    def _waits_for_writes(self, target: Target, writes: Sequence[tuple[str, Any]]) -> bool:
+        if self.durability is Durability.CHECKPOINT:
+            return self._special.must_wait(target.key, (channel for channel, _ in writes))
+        return self.durability is Durability.STRICT
+
+    def _write(
+        self, target: Target, records: Sequence[Record], *, waited: bool
+    ) -> Future[None] | None:
+        """Hand records to the store; the future is None if nobody needs to wait."""
+        done = self.store.write(target.thread_id, records, waited=waited)
+        return done if waited or self.store.must_wait() else None
+
+    @staticmethod
+    def _settle(done: Future[None] | None) -> None:
+        if done is not None:
+            done.result()
+
+    @staticmethod
+    async def _asettle(done: Future[None] | None) -> None:
+        if done is not None:
+            await asyncio.shield(asyncio.wrap_future(done))
+
+    async def _make_ready(self) -> None:
+        if not self.store.ready:
+            await self._call(self.store.create)
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Hide all of a thread that this call can see, durably; re-creating it works.
+
+        The bytes go with the next compaction and its grace.
+        """
+        thread_id = Target.check_thread_id(thread_id)
+        self.store.flush()
+        self._special.forget(thread_id)
+        positions = until_stable(lambda: self._positions(thread_id))
+        if positions:
+            records = self._coder.tombstone_records(thread_id, positions)
+            self.store.write(thread_id, records, waited=True).result()
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Like `delete_thread`, without blocking the loop."""
+        await self._call(lambda: self.delete_thread(thread_id))
+
+    def _positions(self, thread_id: str) -> Mapping[str, int]:
+        return self.store.read_head(thread_id).positions
+
+    # -- reading -----------------------------------------------------------------
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Read a checkpoint: the one that the config names, or the thread's latest.
+
+        Raises:
+            ReadError: not all of it can be reached.
+            CorruptObjectError: a stored object is damaged.
+        """
+        target = Target.of(config)
+
+        def build(builder: TupleBuilder) -> CheckpointTuple | None:
+            record = builder.find(target.checkpoint_ns, target.checkpoint_id)
+            return None if record is None else builder.tuple(record)
+
+        return self._read(target.thread_id, build)
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Like `get_tuple`, without blocking the loop."""
+        return await self._call(lambda: self.get_tuple(config))
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """What delta channels' values at a checkpoint are rebuilt from.
+
+        Raises:
+            MissingDataError: an ancestor that the answer needs cannot be found.
+            ParentCycleError: the parents run in a circle.
+        """
+        if not channels:
+            return {}
+        target = Target.of(config)
+
+        def build(builder: TupleBuilder) -> Mapping[str, DeltaChannelHistory]:
+            record = builder.find(target.checkpoint_ns, target.checkpoint_id)
+            if record is None:
+                return {channel: {"writes": []} for channel in channels}
+            return builder.history(record, channels)
+
+        return self._read(target.thread_id, build)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Like `get_delta_channel_history`, without blocking the loop."""
+        return await self._call(
+            lambda: self.get_delta_channel_history(config=config, channels=channels)
+        )
+
+    def _read(self, thread_id: str, build: Callable[[TupleBuilder], T]) -> T:
+        """Answer from the head if it suffices, else from the whole history."""
+
+        def attempt() -> T:
+            head = self.store.read_head(thread_id)
+            try:
+                return build(self._builder(head))
+            except NeedsHistory:
+                return build(self._builder(self.store.read_history(thread_id, after=head)))
+
+        return until_stable(attempt)
+
+    def _builder(self, read: ThreadRead) -> TupleBuilder:
+        return TupleBuilder(read, self.serde, lambda records: self.store.reader.load(read, records))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Read checkpoints, newest id first, over all namespaces unless one is named.
+
+        Args:
+            config: a thread, and in it perhaps a namespace or checkpoint; None for all threads.
+            filter: what the metadata must equal, by key; applied before `limit`.
+            before: only checkpoints whose id is smaller than this config's.
+            limit: at most this many.
+
+        Raises:
+            ReadError: not all of it can be reached.
+            CorruptObjectError: a stored object is damaged.
+        """
+        left = float("inf") if limit is None else limit
+        before_id = get_checkpoint_id(before) if before else None
+        reads: LRUCache[str, ThreadRead] = LRUCache(_LISTED_THREADS)
+        for thread_id, ns, checkpoint_id in self._listed(config, reads):
+            if left <= 0:
+                return
+            if before_id and checkpoint_id >= before_id:
+                continue
+            found = self._list_one(reads, thread_id, ns, checkpoint_id, filter)
+            if found is not None:
+                left -= 1
+                yield found
+
+    def _listed(
+        self, config: RunnableConfig | None, reads: MutableMapping[str, ThreadRead]
+    ) -> Sequence[tuple[str, str, str]]:
+        """Candidates, newest first: thread, namespace, checkpoint id."""
+        if config is None:
+            found = set(self.store.checkpoint_index())
+        else:
+            target = Target.of(config)
+            read = reads[target.thread_id] = self.store.read_history(target.thread_id)
+            wanted = config["configurable"].get("checkpoint_ns")
+            found = {
+                (target.thread_id, ns, checkpoint_id)
+                for ns in read.view.namespaces()
+                if wanted is None or ns == wanted
+                for checkpoint_id in read.view.checkpoint_ids(ns)
+                if target.checkpoint_id in (None, checkpoint_id)
+            }
+        return sorted(found, key=lambda c: (c[2], c[0], c[1]), reverse=True)
+
+    def _list_one(
+        self,
+        reads: MutableMapping[str, ThreadRead],
+        thread_id: str,
+        ns: str,
+        checkpoint_id: str,
+        filter: Mapping[str, Any] | None,
+    ) -> CheckpointTuple | None:
+        def attempt() -> CheckpointTuple | None:
+            # A repeated attempt must not meet the read that turned out to be outdated.
+            read = reads.pop(thread_id, None) or self.store.read_history(thread_id)
+            builder = self._builder(read)
+            record = builder.find(ns, checkpoint_id)
+            if record is None or not builder.metadata_matches(record, filter):
+                answer = None
+            else:
+                answer = builder.tuple(record)
+            reads[thread_id] = read
+            return answer
+
+        return until_stable(attempt)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Like `list`, without blocking the loop."""
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        while (item := await self._call(lambda: next(found, None))) is not None:
+            yield item
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.store.executor, function)
+
+    # -- versions ----------------------------------------------------------------
+
+    def get_next_version(self, current: str | int | float | None, channel: None) -> str:
+        """The next version of a channel; random digits keep two forks' versions apart."""
+        if current is None:
+            number = 0
+        elif isinstance(current, str):
+            number = int(current.split(".")[0])
+        else:
+            number = int(current)
+        return f"{number + 1:032}.{secrets.randbelow(10**16):016}"

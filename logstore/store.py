@@ -1,0 +1,444 @@
+"""The store: opens an object store and joins the parts that write and read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_all
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from logstore.cache import ByteCache
+from logstore.clock import Clock
+from logstore.errors import (
+    ClosedError,
+    ConditionFailedError,
+    CorruptObjectError,
+    FormatVersionError,
+    InvalidOptionError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    StoreMismatchError,
+)
+from logstore.keys import STORE_JSON, partition_of
+from logstore.lanes import Entry, Lane, LaneContext
+from logstore.lineage import Lineage
+from logstore.objects import open_object_store
+from logstore.objects.base import ObjectStore
+from logstore.objects.probe import probe_conditional_writes
+from logstore.reader import ThreadRead, ThreadReader
+from logstore.records import FORMAT_VERSION, Record
+from logstore.runs import RunReader
+from logstore.tail import LogReader
+from logstore.values import ValueReader
+
+DEFAULT_PARTITIONS = 4
+MAX_PARTITIONS = 4096
+SHORT_GRACE_S = 300.0
+LONG_GRACE_S = 3600.0
+CHECKPOINT_HOLD_S = 0.5
+"""How long `checkpoint` mode keeps task writes in memory for their checkpoint's company."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `store.json` records at creation; it never changes."""
+
+    partitions: int = DEFAULT_PARTITIONS
+    short_grace_s: float = SHORT_GRACE_S
+    """The least seconds between a commit and the deletion of the segments it merged."""
+    long_grace_s: float = LONG_GRACE_S
+    """The same for runs and snapshot objects that were replaced."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if not 1 <= self.partitions <= MAX_PARTITIONS:
+            raise InvalidOptionError(
+                f"a store has 1 to {MAX_PARTITIONS} partitions, not {self.partitions}"
+            )
+        if min(self.short_grace_s, self.long_grace_s) < 0:
+            raise InvalidOptionError("a grace is a number of seconds, zero or more")
+
+    def encode(self) -> bytes:
+        """The body of `store.json`."""
+        doc = {
+            "format": FORMAT_VERSION,
+            "partitions": self.partitions,
+            "short_grace_s": self.short_grace_s,
+            "long_grace_s": self.long_grace_s,
+        }
+        return json.dumps(doc, indent=1).encode()
+
+    @classmethod
+    def decode(cls, uri: str, data: bytes) -> Settings:
+        """Read `store.json`.
+
+        Raises:
+            CorruptObjectError: it is not what logstore writes.
+            FormatVersionError: the store is of a newer format.
+        """
+        try:
+            doc = json.loads(data)
+            version = doc["format"]
+            settings = (doc["partitions"], doc["short_grace_s"], doc["long_grace_s"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptObjectError(
+                f"{STORE_JSON} of {uri} cannot be read ({error!r}); restore it from a version or "
+                "copy of the bucket: it records the partition count"
+            ) from error
+        if version > FORMAT_VERSION:
+            raise FormatVersionError(
+                f"the store {uri} has format version {version}, this logstore reads up to "
+                f"{FORMAT_VERSION}; upgrade langgraph-checkpoint-logstore"
+            )
+        return cls(*settings)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How a process uses a store."""
+
+    partitions: int | None = None
+    """Demand this count, and create the store with it; None takes what is there."""
+    short_grace_s: float | None = None
+    long_grace_s: float | None = None
+    hold_s: float = 0.0
+    """How long acknowledged writes wait for company; 0 stores them at once."""
+    linger_s: float = 0.0
+    """The least seconds between two PUTs of a partition."""
+    max_buffered_bytes: int = 64 << 20
+    """Above this many acknowledged bytes in memory, calls wait for durability."""
+    cache_bytes: int = 256 << 20
+    io_threads: int = 16
+
+
+class LogStore:
+    """One store: its settings, its lanes, its readers.
+
+    May be shared by threads and event loops. A forked child gets lanes, caches and a
+    writer id of its own.
+    """
+
+    def __init__(self, objects: ObjectStore, options: StoreOptions | None = None) -> None:
+        """Use a store. Nothing is sent before the first read or write."""
+        self.options = options or StoreOptions()
+        self._objects = objects
+        self._guard = threading.Lock()
+        self._runtime: _Runtime | None = None
+        self._settings: Settings | None = None
+        self._probed = False
+        self._closed = False
+
+    @classmethod
+    def open(cls, uri: str, options: StoreOptions | None = None, **backend: Any) -> LogStore:
+        """Use the store at a URI; `backend` options are `open_object_store`'s.
+
+        Raises:
+            InvalidURIError, InvalidOptionError
+        """
+        return cls(open_object_store(uri, **backend), options)
+
+    @property
+    def uri(self) -> str:
+        """Where the store is."""
+        return self._objects.uri
+
+    @property
+    def objects(self) -> ObjectStore:
+        """The object store underneath."""
+        return self._process().objects
+
+    # -- settings ----------------------------------------------------------------
+
+    def settings(self) -> Settings | None:
+        """The store's settings, or None while it does not exist.
+
+        Raises:
+            StoreMismatchError: it has another partition count than was demanded.
+            CorruptObjectError, FormatVersionError
+        """
+        if self._settings is None:
+            try:
+                found = self._objects.get(STORE_JSON)
+            except ObjectNotFoundError:
+                return None
+            self._settings = self._check(Settings.decode(self.uri, found.data))
+        return self._settings
+
+    def _check(self, settings: Settings) -> Settings:
+        wanted = self.options.partitions
+        if wanted is not None and wanted != settings.partitions:
+            raise StoreMismatchError(
+                f"the store {self.uri} has {settings.partitions} partitions and was opened with "
+                f"partitions={wanted}; the count is fixed at creation, leave the option out"
+            )
+        return settings
+
+    def create(self) -> Settings:
+        """The store's settings, created if there are none.
+
+        Raises:
+            UnsupportedStoreError: the object store ignores conditional writes.
+            StoreMismatchError: it exists with another partition count.
+        """
+        if self._probed and self._settings is not None:
+            return self._settings
+        with self._guard:
+            if not self._probed:
+                probe_conditional_writes(self._objects, "probe")
+                self._probed = True
+            return self.settings() or self._create()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next write needs no request but its own."""
+        return self._probed and self._settings is not None
+
+    def _create(self) -> Settings:
+        options = self.options
+        settings = Settings(
+            DEFAULT_PARTITIONS if options.partitions is None else options.partitions,
+            SHORT_GRACE_S if options.short_grace_s is None else options.short_grace_s,
+            LONG_GRACE_S if options.long_grace_s is None else options.long_grace_s,
+        )
+        try:
+            self._objects.put_if_absent(STORE_JSON, settings.encode())
+        except (ConditionFailedError, OutcomeUnknownError):
+            created = self.settings()
+            if created is None:
+                raise
+            return created
+        self._settings = settings
+        return settings
+
+    # -- writing -----------------------------------------------------------------
+
+    def stamp(self) -> int:
+        """The next stamp."""
+        return self._process().clock.stamp()
+
+    def write(self, thread_id: str, records: Sequence[Record], *, waited: bool) -> Future[None]:
+        """Hand records to the thread's lane, all in one segment.
+
+        Args:
+            thread_id: the thread of all of them.
+            records: in the order in which they count; `writer` and `seq` are set here.
+            waited: the caller waits for the future, and nothing is acknowledged before it.
+                If False they count as acknowledged, and this process reads them at once.
+
+        Returns:
+            A future that is done when the records are durable.
+
+        Raises:
+            ThreadPoisonedError: an acknowledged write of the thread was lost.
+            ClosedError: the store was closed.
+        """
+        if self._closed:
+            raise ClosedError(f"the store {self.uri} was closed; open a new one to write")
+        entry = Entry(thread_id, records, sum(map(_size_of, records)), waited)
+        runtime = self._process()
+        runtime.lane(self.partition(thread_id, create=True)).submit(entry)
+        return entry.done
+
+    def must_wait(self) -> bool:
+        """Whether more is buffered than may be: the next call should wait."""
+        return self._process().buffered_bytes() > self.options.max_buffered_bytes
+
+    def flush(self) -> None:
+        """Wait until all that was acknowledged is durable.
+
+        Raises:
+            ThreadPoisonedError: something acknowledged could not be stored.
+        """
+        runtime = self._runtime
+        if runtime is None or runtime.pid != os.getpid():
+            return
+        futures = runtime.kick()
+        wait_all(futures)
+        for future in futures:
+            error = future.exception()
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """Flush, then let go of threads and connections. Repeating it does nothing."""
+        if self._closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self._closed = True
+            runtime, self._runtime = self._runtime, None
+            if runtime is not None and runtime.pid == os.getpid():
+                runtime.shutdown()
+            self._objects.close()
+
+    # -- reading -----------------------------------------------------------------
+
+    def partition(self, thread_id: str, *, create: bool = False) -> int:
+        """The partition of a thread; without a store, that of one still to be created."""
+        settings = self.create() if create else self.settings()
+        partitions = settings.partitions if settings else DEFAULT_PARTITIONS
+        return partition_of(thread_id, partitions)
+
+    def read_head(self, thread_id: str) -> ThreadRead:
+        """Read a thread's head; its view raises `NeedsHistory` where it does not reach."""
+        return self.reader.head(thread_id, self.partition(thread_id))
+
+    def read_history(self, thread_id: str, after: ThreadRead | None = None) -> ThreadRead:
+        """Read all records of a thread; `after` a head read, with the LIST that it made."""
+        listing = after.listing if after is not None else None
+        return self.reader.history(thread_id, self.partition(thread_id), listing)
+
+    @property
+    def reader(self) -> ThreadReader:
+        """The reader of threads."""
+        return self._process().reader(self.settings() or Settings())
+
+    @property
+    def log(self) -> LogReader:
+        """The reader of the log."""
+        return self._process().log
+
+    @property
+    def runs(self) -> RunReader:
+        """The reader of runs."""
+        return self._process().runs
+
+    @property
+    def executor(self) -> ThreadPoolExecutor:
+        """The pool on which whole calls run on behalf of event loops."""
+        return self._process().calls
+
+    def checkpoint_index(self) -> Iterator[tuple[str, str, str]]:
+        """All checkpoints' thread ids, namespaces and ids, deleted ones and repetitions included.
+
+        From the partition manifests, the index columns of the runs, and the tail.
+        """
+        settings = self.settings()
+        reader = self.reader
+        columns = ["thread_id", "checkpoint_ns", "checkpoint_id", "kind"]
+        for partition in range(settings.partitions if settings else 0):
+            listing = self.log.list(partition)
+            manifest, _ = reader.partition_manifest(partition)
+            tail = self.log.read(listing, manifest.merged.keys(), None)
+            for segment in tail.segments.values():
+                yield from _checkpoints_in(segment.table)
+            for run in manifest.runs:
+                for table in self.runs.columns(run, columns):
+                    yield from _checkpoints_in(table)
+            yield from self._process().acknowledged_checkpoints(partition)
+
+    def _process(self) -> _Runtime:
+        runtime = self._runtime
+        if runtime is None or runtime.pid != os.getpid():
+            if runtime is not None:
+                # A forked child: nothing of the parent's may be touched, not even locks.
+                self._guard = threading.Lock()
+                self._objects = self._objects.reopened()
+                runtime = self._runtime = None
+            with self._guard:
+                runtime = self._runtime
+                if runtime is None:
+                    if self._closed:
+                        raise ClosedError(f"the store {self.uri} was closed; open a new one")
+                    runtime = self._runtime = _Runtime(self._objects, self.options)
+        return runtime
+
+
+class _Runtime:
+    """What belongs to one process: pools, caches, lanes, the clock."""
+
+    def __init__(self, objects: ObjectStore, options: StoreOptions) -> None:
+        self.pid = os.getpid()
+        self.objects = objects
+        self.options = options
+        self.clock = Clock()
+        self.lineage = Lineage()
+        self.io = ThreadPoolExecutor(options.io_threads, "logstore-io")
+        self.calls = ThreadPoolExecutor(options.io_threads, "logstore-call")
+        self._lane_pool = ThreadPoolExecutor(options.io_threads, "logstore-lane")
+        budget = options.cache_bytes // 4
+        self.log = LogReader(objects, self.io, ByteCache(budget))
+        self.runs = RunReader(objects, ByteCache(budget))
+        self.values = ValueReader(objects, self.io, self.runs, ByteCache(budget))
+        self._manifests: ByteCache[Any] = ByteCache(budget)
+        self._lock = threading.Lock()
+        self._lanes: dict[int, Lane] = {}
+
+    @cached_property
+    def _lane_context(self) -> LaneContext:
+        return LaneContext(
+            objects=self.objects,
+            executor=self._lane_pool,
+            lineage=self.lineage,
+            stamp=self.clock.stamp,
+            hold_s=self.options.hold_s,
+            linger_s=self.options.linger_s,
+            on_stored=self._stored,
+        )
+
+    def _stored(self, name: Any, body: bytes, date: float) -> None:
+        self.clock.observe_date(date)
+        self.log.remember(name, body)
+
+    def lane(self, partition: int) -> Lane:
+        with self._lock:
+            lane = self._lanes.get(partition)
+            if lane is None:
+                lane = self._lanes[partition] = Lane(partition, self._lane_context)
+            return lane
+
+    def reader(self, settings: Settings) -> ThreadReader:
+        return ThreadReader(
+            objects=self.objects,
+            executor=self.io,
+            log=self.log,
+            runs=self.runs,
+            values=self.values,
+            lineage=self.lineage,
+            manifests=self._manifests,
+            short_grace_s=settings.short_grace_s,
+            acknowledged=lambda thread_id: self._acknowledged(thread_id, settings),
+            observe=self.clock.observe_date,
+        )
+
+    def _acknowledged(self, thread_id: str, settings: Settings) -> list[Record]:
+        lane = self._lanes.get(partition_of(thread_id, settings.partitions))
+        return lane.acknowledged(thread_id) if lane else []
+
+    def acknowledged_checkpoints(self, partition: int) -> list[tuple[str, str, str]]:
+        lane = self._lanes.get(partition)
+        return lane.acknowledged_checkpoints() if lane else []
+
+    def buffered_bytes(self) -> int:
+        return sum(lane.buffered_bytes() for lane in list(self._lanes.values()))
+
+    def kick(self) -> list[Future[None]]:
+        futures: list[Future[None]] = []
+        for lane in list(self._lanes.values()):
+            lane.kick()
+            futures.extend(lane.outstanding())
+        return futures
+
+    def shutdown(self) -> None:
+        for pool in (self._lane_pool, self.calls, self.io):
+            pool.shutdown(wait=True)
+
+
+def _size_of(record: Record) -> int:
+    value = record.value if isinstance(record.value, bytes) else b""
+    return 200 + len(value) + len(record.metadata_value or b"") + len(record.versions or "")
+
+
+def _checkpoints_in(table: Any) -> Iterator[tuple[str, str, str]]:
+    rows = table.select(["thread_id", "checkpoint_ns", "checkpoint_id", "kind"])
+    for thread_id, ns, checkpoint_id, kind in zip(
+        *(column.to_pylist() for column in rows.columns), strict=True
+    ):
+        if kind == "checkpoint":
+            yield thread_id, ns, checkpoint_id

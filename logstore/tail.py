@@ -1,0 +1,185 @@
+"""The tail: listing a partition's log, fetching its segments, closing the set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from logstore.cache import ByteCache
+from logstore.errors import CorruptObjectError, ObjectNotFoundError
+from logstore.keys import SegmentName, log_prefix
+from logstore.objects.base import ObjectStore
+from logstore.records import Record
+from logstore.segment import Segment, decode_segment
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class StartAgain(Exception):
+    """What was planned from is outdated: an object is gone, or a manifest has changed."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A partition's log as one LIST showed it."""
+
+    partition: int
+    arrived: Mapping[str, int]
+    """Segment keys, each with its arrival: microseconds since the epoch, the store's clock."""
+    date: float
+    """The store's clock at the last page: seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The segments of a partition, or of one thread, that a manifest has not merged."""
+
+    segments: Mapping[str, Segment]
+    arrived: Mapping[str, int]
+    gone: bool
+    """Whether a segment that another one builds on was answered "no such key": a manifest
+    that is read after that holds its records."""
+
+    def records(self, thread_id: str) -> list[Record]:
+        """The thread's records."""
+        found: list[Record] = []
+        for key, segment in self.segments.items():
+            found.extend(segment.records(thread_id, self.arrived[key]))
+        return found
+
+    def builds_on(self, thread_id: str) -> dict[str, Sequence[str]]:
+        """For each segment: what it builds on, as far as the thread is concerned."""
+        return {k: s.builds_on.get(thread_id, ()) for k, s in self.segments.items()}
+
+
+class LogReader:
+    """Reads the logs of a store."""
+
+    def __init__(self, objects: ObjectStore, executor: Executor, cache: ByteCache[Segment]) -> None:
+        """Read through `objects`, with parallel requests on `executor`."""
+        self._objects = objects
+        self._executor = executor
+        self._cache = cache
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Call a function for each item, in parallel where there are several."""
+        items = list(items)
+        if len(items) < 2:
+            return [function(item) for item in items]
+        return list(self._executor.map(function, items))
+
+    def list(self, partition: int) -> Listing:
+        """List a partition's log."""
+        arrived: dict[str, int] = {}
+        date = 0.0
+        for page in self._objects.list(log_prefix(partition)):
+            for info in page.objects:
+                if info.size == 0:
+                    continue  # a folder marker that a bucket browser left
+                arrived[info.key] = to_us(info.modified)
+            date = page.date
+        return Listing(partition, arrived, date)
+
+    def remember(self, name: SegmentName, body: bytes) -> None:
+        """Keep a segment that this process wrote, so that it need not be fetched."""
+        self._cache.put(name.key, decode_segment(name.key, body), len(body))
+
+    def fetch(self, key: str) -> Segment:
+        """Read one segment.
+
+        Raises:
+            ObjectNotFoundError: it does not exist, any more or at all.
+            CorruptObjectError: it cannot be read.
+        """
+        cached = self._cache.get(key)
+        if cached is not None:
+            return cached
+        data = self._objects.get(key).data
+        segment = decode_segment(key, data)
+        self._cache.put(key, segment, len(data) + segment.table.nbytes)
+        return segment
+
+    def read(
+        self,
+        listing: Listing,
+        merged: Collection[str],
+        thread_id: str | None,
+        on_unreadable: Callable[[str, CorruptObjectError], None] | None = None,
+    ) -> Tail:
+        """Fetch the segments that a manifest has not merged, and close the set.
+
+        Args:
+            listing: the log; the manifest that names `merged` was read after it, or within
+                the bound that makes the order irrelevant.
+            merged: the keys of merged segments.
+            thread_id: fetch only what may hold this thread; None for everything.
+            on_unreadable: is told of segments that cannot be read, which are left out.
+
+        Raises:
+            StartAgain: a listed segment is gone.
+            CorruptObjectError: a segment cannot be read, and `on_unreadable` is None.
+        """
+        wanted = [
+            key
+            for key in listing.arrived
+            if key not in merged
+            and (thread_id is None or SegmentName.parse(key).may_hold(thread_id))
+        ]
+        segments: dict[str, Segment] = {}
+        arrived = dict(listing.arrived)
+        gone: set[str] = set()
+        skipped: set[str] = set()
+        missing = set(wanted)
+        while missing:
+            for key, answer in self.map(self._try_fetch, sorted(missing)):
+                if isinstance(answer, ObjectNotFoundError):
+                    if key in listing.arrived:
+                        raise StartAgain from answer
+                    gone.add(key)
+                elif isinstance(answer, CorruptObjectError):
+                    if on_unreadable is None:
+                        raise answer
+                    on_unreadable(key, answer)
+                    skipped.add(key)
+                else:
+                    segments[key] = answer
+                    if key not in arrived:
+                        arrived[key] = self._arrival(key)
+            missing = self._named(segments, merged, thread_id)
+            missing -= segments.keys() | gone | skipped
+        return Tail(segments, arrived, bool(gone))
+
+    def _try_fetch(
+        self, key: str
+    ) -> tuple[str, Segment | ObjectNotFoundError | CorruptObjectError]:
+        try:
+            return key, self.fetch(key)
+        except (ObjectNotFoundError, CorruptObjectError) as error:
+            return key, error
+
+    def _arrival(self, key: str) -> int:
+        """When a segment arrived that no page of the listing showed."""
+        try:
+            return to_us(self._objects.get(key).modified)
+        except ObjectNotFoundError as error:
+            raise StartAgain from error
+
+    @staticmethod
+    def _named(
+        segments: Mapping[str, Segment], merged: Collection[str], thread_id: str | None
+    ) -> set[str]:
+        """The unmerged segments that the given ones build on."""
+        named: set[str] = set()
+        for segment in segments.values():
+            threads = segment.builds_on if thread_id is None else (thread_id,)
+            for thread in threads:
+                named.update(segment.builds_on.get(thread, ()))
+        return named.difference(merged)
+
+
+def to_us(seconds: float) -> int:
+    """Seconds since the epoch as whole microseconds."""
+    return round(seconds * 1_000_000)

@@ -1,0 +1,123 @@
+"""Records as LangGraph's answers: checkpoint tuples and delta channel histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from langgraph.checkpoint.base import (
+    CheckpointTuple,
+    DeltaChannelHistory,
+    PendingWrite,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from logstore.encode import config_of
+from logstore.reader import ThreadRead
+from logstore.records import Record
+from logstore.view import NeedsHistory
+from logstore.walk import ChannelHistory, snapshot_stands, walk
+
+Loader = Callable[[Sequence[Record]], list[tuple[str, bytes]]]
+
+
+class TupleBuilder:
+    """Answers from one read of a thread.
+
+    Every method raises `NeedsHistory` if the read was one of the head and does not reach
+    far enough. Every value is deserialised anew, so that callers share nothing.
+    """
+
+    def __init__(self, read: ThreadRead, serde: SerializerProtocol, load: Loader) -> None:
+        """Answer from `read`, with values through `load` and `serde`."""
+        self._read = read
+        self._view = read.view
+        self._serde = serde
+        self._load = load
+
+    def find(self, ns: str, checkpoint_id: str | None) -> Record | None:
+        """The checkpoint of that id, or the head of the namespace."""
+        if checkpoint_id is None:
+            return self._view.head(ns)
+        record = self._view.checkpoint(ns, checkpoint_id)
+        if record is None and not self._view.complete:
+            raise NeedsHistory
+        return record
+
+    def tuple(self, checkpoint: Record) -> CheckpointTuple:
+        """The checkpoint with its values, metadata and pending writes."""
+        ns, checkpoint_id = checkpoint.checkpoint_ns, checkpoint.checkpoint_id
+        if not self._view.holds_whole(checkpoint):
+            raise NeedsHistory
+        values = self._values_at(checkpoint)
+        writes = self._view.writes(ns, checkpoint_id)
+        loaded = self._loads([checkpoint, *values.values(), *writes])
+        body = loaded[0]
+        body["channel_values"] = dict(zip(values, loaded[1 : 1 + len(values)], strict=True))
+        parent = checkpoint.parent_checkpoint_id
+        return CheckpointTuple(
+            config=config_of(checkpoint.thread_id, ns, checkpoint_id),
+            checkpoint=body,
+            metadata=self._metadata(checkpoint),
+            parent_config=config_of(checkpoint.thread_id, ns, parent) if parent else None,
+            pending_writes=_pending(writes, loaded[1 + len(values) :]),
+        )
+
+    def _values_at(self, checkpoint: Record) -> dict[str, Record]:
+        """The record of each channel's value at the checkpoint, by channel."""
+        view, ns = self._view, checkpoint.checkpoint_ns
+        found: dict[str, Record] = {}
+        for channel, version in view.versions(checkpoint).items():
+            stored = view.stored_value(checkpoint, channel)
+            if stored is not None:
+                found[channel] = stored
+                continue
+            if not view.complete and view.blob(ns, channel, version) is None:
+                raise NeedsHistory
+            snapshot = view.snapshot(ns, checkpoint.checkpoint_id, channel)
+            if snapshot is not None and snapshot_stands(view, checkpoint, channel, self._read.late):
+                found[channel] = snapshot
+        for channel, record in view.inline_values(ns, checkpoint.checkpoint_id).items():
+            found.setdefault(channel, record)
+        return found
+
+    def history(
+        self, checkpoint: Record, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """What the channels' values at the checkpoint are rebuilt from."""
+        walked = walk(self._view, checkpoint, channels, self._read.late)
+        return {channel: self._history(walked[channel]) for channel in channels}
+
+    def _history(self, found: ChannelHistory) -> DeltaChannelHistory:
+        seed = [] if found.seed is None else [found.seed]
+        loaded = self._loads([*found.writes, *seed])
+        entry: DeltaChannelHistory = {"writes": _pending(found.writes, loaded)}
+        if seed:
+            entry["seed"] = loaded[-1]
+        return entry
+
+    def metadata_matches(self, checkpoint: Record, filter: Mapping[str, Any] | None) -> bool:
+        """Whether the checkpoint's metadata equals a filter in each of its keys."""
+        if not filter:
+            return True
+        metadata = self._metadata(checkpoint)
+        return all(key in metadata and _same(metadata[key], want) for key, want in filter.items())
+
+    def _metadata(self, checkpoint: Record) -> Any:
+        typed = (checkpoint.metadata_type or "", checkpoint.metadata_value or b"")
+        return self._serde.loads_typed(typed)
+
+    def _loads(self, records: Sequence[Record]) -> list[Any]:
+        return [self._serde.loads_typed(typed) for typed in self._load(records)]
+
+
+def _same(stored: Any, wanted: Any) -> bool:
+    """Equality that tells True from 1."""
+    return bool(stored == wanted) and isinstance(stored, bool) == isinstance(wanted, bool)
+
+
+def _pending(writes: Sequence[Record], values: Sequence[Any]) -> list[PendingWrite]:
+    return [
+        (write.task_id or "", write.channel or "", value)
+        for write, value in zip(writes, values, strict=False)
+    ]

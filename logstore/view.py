@@ -1,0 +1,247 @@
+"""One thread as its records tell it: merged, with what was deleted taken out.
+
+A view answers from the records that it was given. A *complete* view was given all of the
+thread's; a *head* view only what a snapshot manifest and the tail hold, and it raises
+`NeedsHistory` where that is not enough, so that the caller goes on with a complete one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from logstore.keys import name_hash
+from logstore.records import Encoding, Kind, Record, Tombstone, merge
+
+CheckpointKey = tuple[str, str]
+"""Namespace and checkpoint id."""
+
+
+class NeedsHistory(Exception):
+    """The records at hand do not suffice; read the thread's whole history."""
+
+
+@dataclass(frozen=True)
+class HeadScope:
+    """What a snapshot manifest vouches for, and so where a head view may answer."""
+
+    since: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    """For each namespace and delta channel: the checkpoints from the head back to the one
+    that holds the channel's latest snapshot or value, whose writes are all at hand."""
+    settled: frozenset[CheckpointKey] = frozenset()
+    """The checkpoints that the manifest shows."""
+    heads: frozenset[CheckpointKey] = frozenset()
+    """Of these, the ones at which everything that was stored is at hand."""
+    evicted: frozenset[int] = frozenset()
+    """The hashes of namespaces that the manifest no longer holds."""
+
+
+class ThreadView:
+    """A thread's visible checkpoints, values, writes and snapshots."""
+
+    def __init__(
+        self, thread_id: str, records: Iterable[Record], scope: HeadScope | None = None
+    ) -> None:
+        """Merge records into a view.
+
+        Args:
+            thread_id: the thread; all records are of it.
+            records: in any order, repeated or not.
+            scope: what the manifest vouches for; None if the records are complete.
+        """
+        self.thread_id = thread_id
+        self.scope = scope
+        merged = merge(records)
+        self.tombstones = [r for r in merged.values() if r.kind == Kind.TOMBSTONE]
+        hiding = [Tombstone.from_record(r) for r in self.tombstones]
+        if hiding:
+            # The winner is sought among what is not hidden.
+            merged = merge(r for r in records if not any(t.hides(r) for t in hiding))
+        self._checkpoints: dict[str, dict[str, Record]] = defaultdict(dict)
+        self._blobs: dict[tuple[str, str, str], Record] = {}
+        self._inline: dict[CheckpointKey, dict[str, Record]] = defaultdict(dict)
+        self._writes: dict[CheckpointKey, list[Record]] = defaultdict(list)
+        self._snapshots: dict[CheckpointKey, dict[str, Record]] = defaultdict(dict)
+        self._current: set[tuple[str, str, str]] = set()
+        for record in merged.values():
+            self._file(record)
+        if self.tombstones:
+            self._drop_rootless()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the view was given all of the thread's records."""
+        return self.scope is None
+
+    def _file(self, record: Record) -> None:
+        ns, key = record.checkpoint_ns, (record.checkpoint_ns, record.checkpoint_id)
+        match record.kind:
+            case Kind.CHECKPOINT:
+                self._checkpoints[ns][record.checkpoint_id] = record
+            case Kind.BLOB if record.version is not None:
+                self._blobs[(ns, record.channel or "", record.version)] = record
+            case Kind.BLOB:
+                self._inline[key][record.channel or ""] = record
+            case Kind.WRITE:
+                self._writes[key].append(record)
+            case Kind.SNAPSHOT if record.encoding != Encoding.VOID and self._folded_after_deletes(
+                record
+            ):
+                self._snapshots[key][record.channel or ""] = record
+
+    def _folded_after_deletes(self, snapshot: Record) -> bool:
+        if not self.tombstones:
+            return True
+        graves: int = json.loads(snapshot.cover or "{}").get("graves", 0)
+        return graves >= len(self.tombstones)
+
+    def _drop_rootless(self) -> None:
+        """After a delete only what descends from a new root is shown.
+
+        A late put of a process that had not seen the delete must not bring the thread back.
+        """
+        for ns, found in self._checkpoints.items():
+            rooted: dict[str, bool] = {}
+            for checkpoint_id in found:
+                self._rooted(ns, checkpoint_id, found, rooted)
+            self._checkpoints[ns] = {id_: r for id_, r in found.items() if rooted[id_]}
+
+    def _rooted(
+        self, ns: str, checkpoint_id: str, found: Mapping[str, Record], rooted: dict[str, bool]
+    ) -> None:
+        path: list[str] = []
+        current: str | None = checkpoint_id
+        while current is not None and current not in rooted and current in found:
+            if current in path:
+                break
+            if self.scope is not None and (ns, current) in self.scope.settled:
+                rooted[current] = True
+                break
+            path.append(current)
+            current = found[current].parent_checkpoint_id
+        if current is None:
+            answer = True
+        elif current in rooted:
+            answer = rooted[current]
+        else:
+            if self.scope is not None and current not in found:
+                raise NeedsHistory
+            answer = False
+        rooted.update(dict.fromkeys(path, answer))
+
+    # -- checkpoints -------------------------------------------------------------
+
+    def namespaces(self) -> list[str]:
+        """The namespaces that have a visible checkpoint, sorted."""
+        return sorted(ns for ns, found in self._checkpoints.items() if found)
+
+    def checkpoint_ids(self, ns: str) -> list[str]:
+        """The visible checkpoints of a namespace, ascending."""
+        return sorted(self._checkpoints.get(ns, ()))
+
+    def checkpoint(self, ns: str, checkpoint_id: str) -> Record | None:
+        """A visible checkpoint."""
+        return self._checkpoints.get(ns, {}).get(checkpoint_id)
+
+    def head(self, ns: str) -> Record | None:
+        """The visible checkpoint with the greatest id.
+
+        Raises:
+            NeedsHistory: the namespace may exist outside of the records at hand.
+        """
+        scope = self.scope
+        if scope is not None and scope.evicted and name_hash(ns) in scope.evicted:
+            raise NeedsHistory
+        found = self._checkpoints.get(ns)
+        return found[max(found)] if found else None
+
+    def settled(self, checkpoint: Record) -> bool:
+        """Whether the checkpoint comes from a manifest."""
+        key = (checkpoint.checkpoint_ns, checkpoint.checkpoint_id)
+        return self.scope is not None and key in self.scope.settled
+
+    def holds_whole(self, checkpoint: Record) -> bool:
+        """Whether all that was stored at the checkpoint is at hand.
+
+        A manifest holds its heads whole; of their ancestors only what a walk needs.
+        """
+        scope = self.scope
+        key = (checkpoint.checkpoint_ns, checkpoint.checkpoint_id)
+        return scope is None or not self.settled(checkpoint) or key in scope.heads
+
+    # -- values ------------------------------------------------------------------
+
+    def stored_value(self, checkpoint: Record, channel: str) -> Record | None:
+        """What the graph itself stored as the channel's value at the checkpoint, if anything."""
+        record = None
+        version = self.versions(checkpoint).get(channel)
+        if version is not None:
+            record = self._blobs.get((checkpoint.checkpoint_ns, channel, version))
+        if record is None or record.encoding == Encoding.EMPTY:
+            key = (checkpoint.checkpoint_ns, checkpoint.checkpoint_id)
+            record = self._inline.get(key, {}).get(channel, record)
+        return None if record is None or record.encoding == Encoding.EMPTY else record
+
+    def blob(self, ns: str, channel: str, version: str) -> Record | None:
+        """The record of a channel's value at a version, which may say that there is none."""
+        return self._blobs.get((ns, channel, version))
+
+    def inline_values(self, ns: str, checkpoint_id: str) -> Mapping[str, Record]:
+        """The values without a version that stay with their checkpoint, by channel."""
+        return self._inline.get((ns, checkpoint_id), {})
+
+    def snapshot(self, ns: str, checkpoint_id: str, channel: str) -> Record | None:
+        """The compactor's snapshot of the channel's value entering the checkpoint."""
+        return self._snapshots.get((ns, checkpoint_id), {}).get(channel)
+
+    def snapshots(self, ns: str, checkpoint_id: str) -> Mapping[str, Record]:
+        """All snapshots at a checkpoint, by channel."""
+        return self._snapshots.get((ns, checkpoint_id), {})
+
+    def add_snapshot(self, record: Record) -> None:
+        """Add or replace a snapshot that was folded from this view: it covers all below it."""
+        ns, checkpoint_id, channel = record.checkpoint_ns, record.checkpoint_id, record.channel
+        self._snapshots[(ns, checkpoint_id)][channel or ""] = record
+        self._current.add((ns, checkpoint_id, channel or ""))
+
+    def void_snapshot(self, ns: str, checkpoint_id: str, channel: str) -> None:
+        """Forget a snapshot that a late write made wrong."""
+        self._snapshots[(ns, checkpoint_id)].pop(channel, None)
+
+    def is_current(self, snapshot: Record) -> bool:
+        """Whether the snapshot was folded from this very view."""
+        key = (snapshot.checkpoint_ns, snapshot.checkpoint_id, snapshot.channel or "")
+        return key in self._current
+
+    def versions(self, checkpoint: Record) -> Mapping[str, str]:
+        """The checkpoint's channel versions, encoded."""
+        key = (checkpoint.checkpoint_ns, checkpoint.checkpoint_id)
+        known = self._versions.get(key)
+        if known is None:
+            known = self._versions[key] = json.loads(checkpoint.versions or "{}")
+        return known
+
+    @cached_property
+    def _versions(self) -> dict[CheckpointKey, dict[str, str]]:
+        return {}
+
+    # -- writes ------------------------------------------------------------------
+
+    def writes(self, ns: str, checkpoint_id: str) -> list[Record]:
+        """The writes stored at a checkpoint, in the order in which a step applies them."""
+        found = self._writes.get((ns, checkpoint_id), [])
+        return sorted(found, key=lambda w: (w.task_path or "", w.task_id or "", w.idx or 0))
+
+    def written_checkpoints(self) -> Iterable[CheckpointKey]:
+        """The checkpoints that have writes, whether they are visible or not."""
+        return self._writes.keys()
+
+    def covers(self, ns: str, checkpoint_id: str, channel: str) -> bool:
+        """Whether all that the channel has at the checkpoint is at hand."""
+        scope = self.scope
+        if scope is None or (ns, checkpoint_id) not in scope.settled:
+            return True
+        return checkpoint_id in scope.since.get((ns, channel), ())
