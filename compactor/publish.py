@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compactor.channels import ChannelTable
@@ -28,7 +28,7 @@ from logstore.keys import snapshot_manifest_key, snapshot_object_key
 from logstore.lanes import store_once
 from logstore.manifest import RunEntry, SnapshotManifest
 from logstore.reader import ThreadRead, late_writes, positions_of
-from logstore.records import Encoding, Kind, Record, ValueRef
+from logstore.records import Encoding, Record, ValueRef
 from logstore.store import LogStore
 from logstore.tail import StartAgain, to_us
 from logstore.values import encode_value_object
@@ -107,9 +107,8 @@ class Publisher:
     def _advance(
         self, old: SnapshotManifest, records: Sequence[Record], result: PublishResult
     ) -> SnapshotManifest:
-        fresh = self._not_in(old, records)
         try:
-            read = self._head_read(old, records, fresh)
+            read = self._head_read(old, records)
             work, kept = self._decide(read, old)
         except NeedsHistory:
             read = self._full_read(old, records)
@@ -146,31 +145,18 @@ class Publisher:
     def _loader(self, read: ThreadRead) -> Callable[[Sequence[Record]], list[tuple[str, bytes]]]:
         return lambda records: self._store.reader.load(read, records)
 
-    def _not_in(self, old: SnapshotManifest, records: Iterable[Record]) -> list[Record]:
-        """The records whose segments the manifest does not name as merged."""
-        merged = {
-            (segment.name.writer, segment.name.seq)
-            for key, segment in self._plan.tail.segments.items()
-            if key in old.merged
-        }
-        return [r for r in records if (r.writer, r.seq) not in merged]
-
-    def _head_read(
-        self, old: SnapshotManifest, records: Sequence[Record], fresh: Sequence[Record]
-    ) -> ThreadRead:
+    def _head_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
         """The thread as its manifest and the job's segments tell it.
 
-        Snapshots that only a job which never committed has made are left out: the runs do
-        not have them, so this job makes them again.
+        Raises:
+            NeedsHistory: the manifest has merged some of these segments already. A job that
+                never committed did that: what else it made, the runs do not have.
         """
-        committed = [
-            r
-            for r in old.records
-            if r.kind != Kind.SNAPSHOT or r.seq <= self._plan.manifest.generation
-        ]
+        if old.merged.keys() & self._plan.tail.segments.keys():
+            raise NeedsHistory
         scope = old.scope if old.generation else None
-        view = ThreadView(old.thread_id, [*committed, *records], scope)
-        return ThreadRead(view, late_writes(fresh), {}, self._plan.listing, {})
+        view = ThreadView(old.thread_id, [*old.records, *records], scope)
+        return ThreadRead(view, late_writes(records), {}, self._plan.listing, {})
 
     def _full_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
         """The thread as the runs, the job's segments, and the manifest's others tell it."""

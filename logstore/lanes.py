@@ -71,6 +71,7 @@ class Lane:
         self._queue: list[Entry] = []
         self._in_flight: list[Entry] = []
         self._running = False
+        self._kicked = False
         self._timer: threading.Timer | None = None
         self._next_seq = 0
         self._last_start = 0.0
@@ -88,38 +89,51 @@ class Lane:
             if poison is not None:
                 raise poison
             self._queue.append(entry)
-            if not entry.waited and self._context.hold_s > 0:
-                self._hold()
-                return
-            self._start()
-
-    def _hold(self) -> None:
-        full = sum(e.size for e in self._queue) >= MAX_SEGMENT_BYTES
-        if full:
-            self._start()
-        elif self._timer is None and not self._running:
-            self._timer = threading.Timer(self._context.hold_s, self.kick)
-            self._timer.daemon = True
-            self._timer.start()
+            inline = self._start()
+        if inline:
+            self._run()
 
     def kick(self) -> None:
         """Store what is queued now, whether somebody waits for it or not."""
         with self._lock:
-            if self._queue:
-                self._start()
+            self._kicked = True
+            inline = self._start()
+        if inline:
+            self._run()
 
-    def _start(self) -> None:
+    def _may_wait(self) -> bool:
+        """Whether the queue may stay in memory for company: nobody waits, and it is small."""
+        if self._kicked or self._context.hold_s <= 0 or any(e.waited for e in self._queue):
+            return False
+        return sum(e.size for e in self._queue) < MAX_SEGMENT_BYTES
+
+    def _start(self) -> bool:
+        """Begin to store the queue, unless that is under way or can wait.
+
+        Returns:
+            Whether the caller has to do it itself, without the lock: the interpreter is
+            shutting down, and no pool takes work any more.
+        """
+        if self._running:
+            return False
+        if self._queue and self._may_wait():
+            if self._timer is None:
+                self._timer = threading.Timer(self._context.hold_s, self.kick)
+                self._timer.daemon = True
+                self._timer.start()
+            return False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._running:
-            return
+        if not self._queue:
+            self._kicked = False
+            return False
         self._running = True
         try:
             self._context.executor.submit(self._run)
         except RuntimeError:
-            # The interpreter is shutting down: no pool takes work any more.
-            threading.Thread(target=self._run).start()
+            return True
+        return False
 
     def outstanding(self) -> list[Future[None]]:
         """The futures of all that is not durable yet."""
@@ -164,6 +178,11 @@ class Lane:
 
     def _take(self) -> list[Entry]:
         with self._lock:
+            self._in_flight = []
+            if self._may_wait() or not self._queue:
+                self._running = False
+                self._start()
+                return []
             size = count = 0
             for entry in self._queue:
                 if count and size + entry.size > MAX_SEGMENT_BYTES:
@@ -172,7 +191,6 @@ class Lane:
                 count += 1
             batch, self._queue = self._queue[:count], self._queue[count:]
             self._in_flight = batch
-            self._running = bool(batch)
             return batch
 
     def _linger(self) -> None:

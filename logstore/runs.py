@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -110,7 +111,7 @@ class RunReader:
         """Some columns of a whole run, a row group at a time."""
         with self._file(run) as file:
             for group in range(file.metadata.num_row_groups):
-                yield self._guard(run.key, lambda g=group: file.read_row_group(g, list(names)))
+                yield self._guard(run.key, partial(file.read_row_group, group, list(names)))
 
     def whole(self, run: RunEntry) -> pa.Table:
         """All columns of a run."""
@@ -146,9 +147,10 @@ class RunReader:
         return groups
 
     def _open(self, run: RunEntry) -> _OpenRun:
-        return self._cache.get_or_load(
-            ("footer", run.key), lambda: self._load_footer(run), lambda open_: len(open_.tail)
+        opened: _OpenRun = self._cache.get_or_load(
+            ("footer", run.key), lambda: self._load_footer(run), lambda o: len(o.tail)
         )
+        return opened
 
     def _load_footer(self, run: RunEntry) -> _OpenRun:
         start = max(0, run.size - _FOOTER_GUESS)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import logging
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_all
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from logstore.cache import ByteCache
@@ -20,6 +23,7 @@ from logstore.errors import (
     CorruptObjectError,
     FormatVersionError,
     InvalidOptionError,
+    LogStoreError,
     ObjectNotFoundError,
     OutcomeUnknownError,
     StoreMismatchError,
@@ -36,6 +40,7 @@ from logstore.runs import RunReader
 from logstore.tail import LogReader
 from logstore.values import ValueReader
 
+logger = logging.getLogger(__name__)
 DEFAULT_PARTITIONS = 4
 MAX_PARTITIONS = 4096
 SHORT_GRACE_S = 300.0
@@ -132,6 +137,8 @@ class LogStore:
         self._settings: Settings | None = None
         self._probed = False
         self._closed = False
+        self._at_exit = partial(_flush_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     @classmethod
     def open(cls, uri: str, options: StoreOptions | None = None, **backend: Any) -> LogStore:
@@ -272,6 +279,7 @@ class LogStore:
             self.flush()
         finally:
             self._closed = True
+            atexit.unregister(self._at_exit)
             runtime, self._runtime = self._runtime, None
             if runtime is not None and runtime.pid == os.getpid():
                 runtime.shutdown()
@@ -286,8 +294,26 @@ class LogStore:
         return partition_of(thread_id, partitions)
 
     def read_head(self, thread_id: str) -> ThreadRead:
-        """Read a thread's head; its view raises `NeedsHistory` where it does not reach."""
-        return self.reader.head(thread_id, self.partition(thread_id))
+        """Read a thread's head; its view raises `NeedsHistory` where it does not reach.
+
+        The first read of a process does not wait for the settings: it assumes the usual
+        ones, and is repeated if they turn out to be others.
+        """
+        known = self._settings
+        if known is not None:
+            return self._head(thread_id, known)
+        assumed = Settings(partitions=self.options.partitions or DEFAULT_PARTITIONS)
+        settings = self._process().io.submit(self.settings)
+        read = self._head(thread_id, assumed)
+        actual = settings.result() or assumed
+        same_place = actual.partitions == assumed.partitions
+        if same_place and actual.short_grace_s >= assumed.short_grace_s:
+            return read
+        return self._head(thread_id, actual)
+
+    def _head(self, thread_id: str, settings: Settings) -> ThreadRead:
+        reader = self._process().reader(settings)
+        return reader.head(thread_id, partition_of(thread_id, settings.partitions))
 
     def read_history(self, thread_id: str, after: ThreadRead | None = None) -> ThreadRead:
         """Read all records of a thread; `after` a head read, with the LIST that it made."""
@@ -428,6 +454,16 @@ class _Runtime:
     def shutdown(self) -> None:
         for pool in (self._lane_pool, self.calls, self.io):
             pool.shutdown(wait=True)
+
+
+def _flush_at_exit(reference: weakref.ref[LogStore]) -> None:
+    """Store what a program that ends without `close` had acknowledged."""
+    store = reference()
+    if store is not None:
+        try:
+            store.flush()
+        except LogStoreError as error:
+            logger.error("acknowledged writes were lost at exit: %s", error)
 
 
 def _size_of(record: Record) -> int:
