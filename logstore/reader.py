@@ -69,7 +69,7 @@ class ThreadReader:
         manifests: ByteCache[ManifestVersion],
         short_grace_s: float,
         acknowledged: Callable[[str], Sequence[Record]],
-        observe: Callable[[float], None],
+        observe: Callable[[Listing], None],
     ) -> None:
         """Join the parts that a read needs.
 
@@ -84,7 +84,7 @@ class ThreadReader:
             short_grace_s: the least time between a commit and the deletion of the segments
                 that it merged.
             acknowledged: gives this process's acknowledged records that are not stored yet.
-            observe: is told the store's clock.
+            observe: is told of each listing.
         """
         self._objects = objects
         self._executor = executor
@@ -112,7 +112,7 @@ class ThreadReader:
         manifest_job = self._executor.submit(self.snapshot_manifest, thread_id, partition)
         listing = self._log.list(partition)
         elapsed_s = begun.seconds()
-        self._observe(listing.date)
+        self._observe(listing)
         version = manifest_job.result()
         recheck = None
         if elapsed_s >= self._short_grace_s / 4:

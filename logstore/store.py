@@ -37,7 +37,7 @@ from logstore.objects.probe import probe_conditional_writes
 from logstore.reader import ThreadRead, ThreadReader
 from logstore.records import FORMAT_VERSION, Record
 from logstore.runs import RunReader
-from logstore.tail import LogReader
+from logstore.tail import Listing, LogReader
 from logstore.values import ValueReader
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,9 @@ DEFAULT_PARTITIONS = 4
 MAX_PARTITIONS = 4096
 SHORT_GRACE_S = 300.0
 LONG_GRACE_S = 3600.0
+LONG_TAIL_SEGMENTS = 200
+LONG_TAIL_AGE_S = 3600.0
+"""A log with so many segments, one of them so old, is not being compacted."""
 CHECKPOINT_HOLD_S = 0.5
 """How long `checkpoint` mode keeps task writes in memory for their checkpoint's company."""
 
@@ -395,6 +398,7 @@ class _Runtime:
         self._manifests: ByteCache[Any] = ByteCache(budget)
         self._lock = threading.Lock()
         self._lanes: dict[int, Lane] = {}
+        self._warned = False
 
     @cached_property
     def _lane_context(self) -> LaneContext:
@@ -430,8 +434,25 @@ class _Runtime:
             manifests=self._manifests,
             short_grace_s=settings.short_grace_s,
             acknowledged=lambda thread_id: self._acknowledged(thread_id, settings),
-            observe=self.clock.observe_date,
+            observe=self._observe,
         )
+
+    def _observe(self, listing: Listing) -> None:
+        self.clock.observe_date(listing.date)
+        if self._warned or len(listing.arrived) < LONG_TAIL_SEGMENTS:
+            return
+        age_s = listing.date - min(listing.arrived.values()) / 1e6
+        if age_s > LONG_TAIL_AGE_S:
+            self._warned = True
+            logger.warning(
+                "the log of %s, partition %d, holds %d segments, the oldest %.1f hours old: no "
+                "compactor seems to run, and reads get slower. Start `compactor serve` or "
+                "schedule `compactor run`",
+                self.objects.uri,
+                listing.partition,
+                len(listing.arrived),
+                age_s / 3600,
+            )
 
     def _acknowledged(self, thread_id: str, settings: Settings) -> list[Record]:
         lane = self._lanes.get(partition_of(thread_id, settings.partitions))
