@@ -368,7 +368,6 @@ class LogStore:
             if runtime is not None:
                 # A forked child: nothing of the parent's may be touched, not even locks.
                 self._guard = threading.Lock()
-                self._objects = self._objects.reopened()
                 runtime = self._runtime = None
             with self._guard:
                 runtime = self._runtime

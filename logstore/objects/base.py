@@ -133,14 +133,14 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; a key that does not exist counts as deleted."""
+        """Delete objects; a key that does not exist counts as deleted.
 
-    def close(self) -> None:
+        Raises:
+            UnavailableError: also where the outcome is not clear, since repeating is harmless.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most backends hold nothing
         """Let go of connections. The objects stay."""
-
-    def reopened(self) -> ObjectStore:
-        """The same store for a forked child, without the parent's locks and connections."""
-        return self
 
     @property
     def scheme(self) -> str:

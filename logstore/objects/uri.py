@@ -148,16 +148,17 @@ def _open_s3(parts: SplitResult, given: dict[str, Any]) -> ObjectStore:
 
 def _with_query(parts: SplitResult, given: dict[str, Any]) -> dict[str, Any]:
     try:
-        pairs = parse_qsl(parts.query, strict_parsing=bool(parts.query))
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
         raise InvalidURIError(
             f"{_shown(parts)}: the query cannot be read; expected name=value, joined by '&'"
         ) from error
     names = [name for name, _ in pairs]
-    if not set(names) <= set(_IN_QUERY) or len(set(names)) < len(names):
+    known = set(names) <= set(_IN_QUERY) and all(value for _, value in pairs)
+    if not known or len(set(names)) < len(names):
         raise InvalidURIError(
             f"{_shown(parts)}: query names {', '.join(names)}; expected each of "
-            f"{' and '.join(_IN_QUERY)} at most once"
+            f"{' and '.join(_IN_QUERY)} at most once, with a value"
         )
     for name, value in pairs:
         if given.get(name, value) != value or "client" in given:
