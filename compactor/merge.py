@@ -46,6 +46,7 @@ _KEYS = [
     "k_task",
     "k_idx",
     "k_stamp",
+    "k_content",
 ]
 
 
@@ -135,6 +136,7 @@ def _key_columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
     kind = table["kind"]
     is_write = pc.equal(kind, Kind.WRITE)
     is_tombstone = pc.equal(kind, Kind.TOMBSTONE)
+    is_content = pc.or_(is_write, pc.equal(kind, Kind.BLOB))
     channel = pc.fill_null(table["channel"], "")
     return {
         "k_channel": pc.if_else(is_write, "", channel),
@@ -147,6 +149,9 @@ def _key_columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
         "k_task": pc.if_else(is_tombstone, table["writer"], pc.fill_null(table["task_id"], "")),
         "k_idx": pc.fill_null(table["idx"], -(2**31)),
         "k_stamp": pc.if_else(is_tombstone, table["stamp"], 0),
+        # A patch may have been made against the loser of a clash, so one of another content
+        # stays; readers decide between them.
+        "k_content": pc.if_else(is_content, pc.fill_null(table["checksum"], 0), 0),
     }
 
 

@@ -28,7 +28,7 @@ from logstore.keys import snapshot_manifest_key, snapshot_object_key
 from logstore.lanes import store_once
 from logstore.manifest import RunEntry, SnapshotManifest
 from logstore.reader import ThreadRead, late_writes, positions_of
-from logstore.records import Encoding, Record, ValueRef
+from logstore.records import Encoding, Kind, Record, ValueRef
 from logstore.store import LogStore
 from logstore.tail import StartAgain, to_us
 from logstore.values import encode_value_object
@@ -143,7 +143,7 @@ class Publisher:
         return work, digest(read.view, read.late, self._table, old)
 
     def _loader(self, read: ThreadRead) -> Callable[[Sequence[Record]], list[tuple[str, bytes]]]:
-        return lambda records: self._store.reader.load(read, records)
+        return self._store.reader.decoder(read).load
 
     def _head_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
         """The thread as its manifest and the job's segments tell it.
@@ -210,21 +210,40 @@ class Publisher:
     def _settle_values(
         self, records: Sequence[Record], read: ThreadRead
     ) -> tuple[list[Record], int]:
-        """Load values that lie in runs, and move large ones into objects."""
-        far = [r for r in records if isinstance(r.value, ValueRef) and _has_value(r)]
-        loaded = dict(zip(map(id, far), self._loader(read)(far), strict=True))
+        """Load values that lie in runs, undo patches, and move large values into objects.
+
+        Writes whose checkpoint is not visible stay as they are: what they were made against
+        may be hidden.
+        """
+        whole = [r for r in records if _has_value(r) and _is_shown(r, read)]
+        loaded = dict(zip(map(id, whole), self._loader(read)(whole), strict=True))
         settled: list[Record] = []
         written = 0
         for record in records:
-            value = loaded[id(record)][1] if id(record) in loaded else record.value
-            if isinstance(value, ValueRef):
-                value = None
+            if id(record) not in loaded:
+                settled.append(self._at_hand(record, read))
+                continue
+            value = loaded[id(record)][1]
+            if record.encoding == Encoding.PATCH:
+                record = record._replace(
+                    encoding=Encoding.RAW, base_channel=None, base_version=None, dictionary=None
+                )
             record = record._replace(value=value)
-            if value is not None and len(value) > INLINE_BYTES:
+            if len(value) > INLINE_BYTES:
                 record, size = self._as_object(record, value)
                 written += size
             settled.append(record)
         return settled, written
+
+    def _at_hand(self, record: Record, read: ThreadRead) -> Record:
+        """A record without a `ValueRef`."""
+        if not isinstance(record.value, ValueRef):
+            return record
+        if record.kind != Kind.WRITE:
+            return record._replace(value=None)
+        return record._replace(
+            value=self._store.runs.values(read.runs, [record.value])[record.value]
+        )
 
     def _as_object(self, record: Record, value: bytes) -> tuple[Record, int]:
         key = snapshot_object_key(
@@ -259,4 +278,10 @@ class Publisher:
 
 
 def _has_value(record: Record) -> bool:
-    return record.encoding in (Encoding.RAW, Encoding.OBJECT)
+    return record.encoding in (Encoding.RAW, Encoding.PATCH)
+
+
+def _is_shown(record: Record, read: ThreadRead) -> bool:
+    if record.kind != Kind.WRITE:
+        return record.kind != Kind.TOMBSTONE
+    return read.view.checkpoint(record.checkpoint_ns, record.checkpoint_id) is not None

@@ -50,9 +50,9 @@ class SpecialWrites:
     def __init__(self) -> None:
         """Remember nothing."""
         self._lock = threading.Lock()
-        self._seen: LRUCache[tuple[str, str, str | None], None] = LRUCache(_REMEMBERED)
+        self._seen: LRUCache[tuple[str, str, str], None] = LRUCache(_REMEMBERED)
 
-    def must_wait(self, key: tuple[str, str, str | None], channels: Iterable[str]) -> bool:
+    def must_wait(self, key: tuple[str, str, str], channels: Iterable[str]) -> bool:
         """Whether a write to these channels at the checkpoint has to be durable at once."""
         special = any(channel in WRITES_IDX_MAP for channel in channels)
         with self._lock:

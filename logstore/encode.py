@@ -18,6 +18,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
+from logstore.bases import Base, BaseCache, Known, KnownWrite, Place, patch_blob, patch_write
 from logstore.clock import stamp_to_us
 from logstore.errors import InvalidNameError
 from logstore.keys import check_name
@@ -68,9 +69,9 @@ class Target(NamedTuple):
         return check_name("thread_id", str(thread_id))
 
     @property
-    def key(self) -> tuple[str, str, str | None]:
-        """The addressed checkpoint, hashable."""
-        return (self.thread_id, self.checkpoint_ns, self.checkpoint_id)
+    def place(self) -> Place:
+        """The addressed checkpoint."""
+        return (self.thread_id, self.checkpoint_ns, self.checkpoint_id or "")
 
     def child(self, checkpoint_id: str) -> RunnableConfig:
         """The config of a checkpoint in the same thread and namespace."""
@@ -88,13 +89,34 @@ def config_of(thread_id: str, checkpoint_ns: str, checkpoint_id: str) -> Runnabl
     }
 
 
+class Encoded(NamedTuple):
+    """A call as records, and what is known once they are durable."""
+
+    target: Target
+    records: list[Record]
+    place: Place | None = None
+    known: Known | None = None
+    """What is known of the checkpoint that was put."""
+    writes: tuple[KnownWrite, ...] = ()
+    """What was written at the checkpoint."""
+
+
 class CheckpointCoder:
     """Turns puts, writes and deletes into records."""
 
-    def __init__(self, serde: SerializerProtocol, stamp: Callable[[], int]) -> None:
-        """Serialise with `serde`; `stamp` gives each record its stamp."""
+    def __init__(
+        self, serde: SerializerProtocol, stamp: Callable[[], int], bases: BaseCache
+    ) -> None:
+        """Serialise with `serde`.
+
+        Args:
+            serde: how values become bytes.
+            stamp: gives each record its stamp.
+            bases: what is known of earlier values, to patch against.
+        """
         self._serde = serde
         self._stamp = stamp
+        self._bases = bases
 
     def put_records(
         self,
@@ -103,38 +125,42 @@ class CheckpointCoder:
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> list[Record]:
+    ) -> Encoded:
         """The records of a put: the values first, then the checkpoint that names them."""
         here = target._replace(checkpoint_id=check_name("checkpoint id", checkpoint["id"]))
         values: dict[str, Any] = checkpoint["channel_values"]
         merged = get_checkpoint_metadata(config, metadata)
         run_id = _text(merged.get("run_id"))
-        records = [
-            self._value(here, channel, encode_version(version), run_id, values)
-            for channel, version in new_versions.items()
-        ]
+        parent = self._bases.at(target.place) if target.checkpoint_id else Known()
+        records: list[Record] = []
+        fresh: dict[str, Base] = {}
+        for channel, version in new_versions.items():
+            record = self._blob(here, channel, encode_version(version), run_id)
+            if channel not in values:
+                records.append(record._replace(encoding=Encoding.EMPTY))
+                continue
+            type_, data = self._dump(values[channel])
+            patched, links = patch_blob(record._replace(type=type_), data, parent)
+            records.append(patched)
+            fresh[channel] = Base(channel, patched.version or "", data, links)
         records += [
-            self._value(here, channel, None, run_id, values)
+            self._with_value(self._blob(here, channel, None, run_id), value)
             for channel, value in values.items()
             if _stays_with_checkpoint(channel, value, checkpoint, new_versions)
         ]
         records.append(self._checkpoint(here, target.checkpoint_id, checkpoint, merged))
-        return records
+        inherited = {
+            channel: base
+            for channel, base in parent.values.items()
+            if base.version == _encoded(checkpoint["channel_versions"].get(channel))
+        }
+        known = Known({**inherited, **fresh}, fresh=frozenset(fresh))
+        return Encoded(target, records, here.place, known)
 
-    def _value(
-        self,
-        here: Target,
-        channel: str,
-        version: str | None,
-        run_id: str | None,
-        values: Mapping[str, Any],
-    ) -> Record:
-        record = self._record(here, Kind.BLOB)._replace(
+    def _blob(self, here: Target, channel: str, version: str | None, run_id: str | None) -> Record:
+        return self._record(here, Kind.BLOB)._replace(
             channel=check_name("channel", channel), version=version, run_id=run_id
         )
-        if channel not in values:
-            return record._replace(encoding=Encoding.EMPTY)
-        return self._with_value(record, values[channel])
 
     def _checkpoint(
         self,
@@ -170,7 +196,7 @@ class CheckpointCoder:
         writes: Sequence[tuple[str, Any]],
         task_id: str,
         task_path: str,
-    ) -> list[Record]:
+    ) -> Encoded:
         """The records of a task's writes, in their order.
 
         Raises:
@@ -182,19 +208,23 @@ class CheckpointCoder:
                 "use the config that put returned"
             )
         run_id = _text(_run_id(config))
-        return [
-            self._with_value(
-                self._record(target, Kind.WRITE)._replace(
-                    channel=check_name("channel", channel),
-                    task_id=check_name("task_id", task_id),
-                    task_path=check_name("task_path", task_path),
-                    idx=WRITES_IDX_MAP.get(channel, idx),
-                    run_id=run_id,
-                ),
-                value,
+        here = self._bases.at(target.place)
+        records: list[Record] = []
+        written: list[KnownWrite] = []
+        for idx, (channel, value) in enumerate(writes):
+            type_, data = self._dump(value)
+            record = self._record(target, Kind.WRITE)._replace(
+                channel=check_name("channel", channel),
+                task_id=check_name("task_id", task_id),
+                task_path=check_name("task_path", task_path),
+                idx=WRITES_IDX_MAP.get(channel, idx),
+                run_id=run_id,
+                type=type_,
             )
-            for idx, (channel, value) in enumerate(writes)
-        ]
+            record = patch_write(record, data, here)
+            records.append(record)
+            written.append(KnownWrite(channel, record.checksum or 0, data))
+        return Encoded(target, records, target.place, writes=tuple(written))
 
     def tombstone_records(self, thread_id: str, positions: Mapping[str, int]) -> list[Record]:
         """The record that hides all that was seen of a thread."""
@@ -213,9 +243,18 @@ class CheckpointCoder:
         )
 
     def _with_value(self, record: Record, value: Any) -> Record:
+        type_, data = self._dump(value)
+        return record._replace(
+            type=type_, value=data, size=len(data), checksum=checksum_of(type_, data)
+        )
+
+    def _dump(self, value: Any) -> tuple[str, bytes]:
         type_, data = self._serde.dumps_typed(value)
-        data = bytes(data)
-        return record._replace(type=type_, value=data, checksum=checksum_of(type_, data))
+        return type_, bytes(data)
+
+
+def _encoded(version: str | int | float | None) -> str | None:
+    return None if version is None else encode_version(version)
 
 
 def _stays_with_checkpoint(

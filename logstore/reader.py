@@ -25,7 +25,7 @@ from logstore.objects.base import ObjectStore
 from logstore.records import Kind, Record
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader, StartAgain, Tail
-from logstore.values import ValueReader
+from logstore.values import ValueDecoder, ValueReader
 from logstore.view import ThreadView
 from logstore.walk import LateWrites
 
@@ -222,13 +222,9 @@ class ThreadReader:
         manifest = PartitionManifest.decode(key, found.data)
         return manifest.dated(found.modified), found.etag
 
-    def load(self, read: ThreadRead, records: Sequence[Record]) -> list[tuple[str, bytes]]:
-        """The serde's tag and bytes of records of a read.
-
-        Raises:
-            StartAgain: what the records refer to was replaced; read the thread again.
-        """
-        return self._values.load(records, read.runs)
+    def decoder(self, read: ThreadRead) -> ValueDecoder:
+        """Decodes the values of a read's records."""
+        return self._values.decoder(read.view, read.runs)
 
 
 class Elapsed:

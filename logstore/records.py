@@ -39,6 +39,8 @@ class Encoding(StrEnum):
 
     RAW = "raw"
     """The serde's bytes as they are; the Parquet column compresses them."""
+    PATCH = "patch"
+    """A patch against a dictionary, see `base_version` and `dictionary`."""
     EMPTY = "empty"
     """There is no value: the channel had none at this version."""
     OBJECT = "object"
@@ -76,7 +78,18 @@ class Record(NamedTuple):
     type: str | None = None
     """The serde's tag of `value`."""
     encoding: str = Encoding.RAW
+    base_channel: str | None = None
+    """The channel of a patch's base, if it is another one than the record's."""
     base_version: str | None = None
+    """What a patch was made against: for a blob or write the version of an earlier blob, for
+    a snapshot the checkpoint of an earlier snapshot; None for writes alone. For an object its
+    key."""
+    dictionary: bytes | None = None
+    """The writes in a patch's dictionary, see `logstore.dictionary`."""
+    ordinal: int | None = None
+    """The place of a blob or snapshot in its channel's chain of patches."""
+    size: int | None = None
+    """Bytes of the decoded value."""
     checksum: int | None = None
     """`checksum_of` the decoded value."""
     metadata_type: str | None = None
@@ -120,7 +133,11 @@ SCHEMA = pa.schema(
         ("parent_checkpoint_id", pa.string()),
         ("type", pa.string()),
         ("encoding", pa.string()),
+        ("base_channel", pa.string()),
         ("base_version", pa.string()),
+        ("dictionary", pa.binary()),
+        ("ordinal", pa.int64()),
+        ("size", pa.int64()),
         ("checksum", pa.int64()),
         ("metadata_type", pa.string()),
         ("metadata_value", pa.binary()),

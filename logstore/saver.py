@@ -25,10 +25,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from logstore.background import Background, start_background
 from logstore.durability import Durability, SpecialWrites
-from logstore.encode import CheckpointCoder, Target
+from logstore.encode import CheckpointCoder, Encoded, Target
 from logstore.errors import InvalidOptionError
 from logstore.reader import ThreadRead, until_stable
-from logstore.records import Record
 from logstore.store import CHECKPOINT_HOLD_S, LogStore, StoreOptions
 from logstore.tuples import TupleBuilder
 from logstore.view import NeedsHistory
@@ -203,9 +202,10 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
             CommitUnknownError: the store did not say whether it was stored.
             ThreadPoisonedError: an acknowledged write of the thread was lost.
         """
-        target, records = self._encode_put(config, checkpoint, metadata, new_versions)
-        self._settle(self._write(target, records, waited=self._waits_for_put()))
-        return target.child(checkpoint["id"])
+        encoded = self._encode_put(config, checkpoint, metadata, new_versions)
+        self._settle(self._write(encoded, waited=self._waits_for_put()))
+        self._learn(encoded)
+        return encoded.target.child(checkpoint["id"])
 
     async def aput(
         self,
@@ -215,10 +215,11 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Like `put`, without blocking the loop and without a thread of its own."""
-        target, records = self._encode_put(config, checkpoint, metadata, new_versions)
+        encoded = self._encode_put(config, checkpoint, metadata, new_versions)
         await self._make_ready()
-        await self._asettle(self._write(target, records, waited=self._waits_for_put()))
-        return target.child(checkpoint["id"])
+        await self._asettle(self._write(encoded, waited=self._waits_for_put()))
+        self._learn(encoded)
+        return encoded.target.child(checkpoint["id"])
 
     def put_writes(
         self,
@@ -235,10 +236,10 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
             ThreadPoisonedError: an acknowledged write of the thread was lost.
         """
         if writes:
-            target, records = self._encode_writes(config, writes, task_id, task_path)
-            self._settle(
-                self._write(target, records, waited=self._waits_for_writes(target, writes))
-            )
+            encoded = self._encode_writes(config, writes, task_id, task_path)
+            waited = self._waits_for_writes(encoded.target, writes)
+            self._settle(self._write(encoded, waited=waited))
+            self._learn(encoded)
 
     async def aput_writes(
         self,
@@ -249,11 +250,11 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
     ) -> None:
         """Like `put_writes`, without blocking the loop and without a thread of its own."""
         if writes:
-            target, records = self._encode_writes(config, writes, task_id, task_path)
+            encoded = self._encode_writes(config, writes, task_id, task_path)
+            waited = self._waits_for_writes(encoded.target, writes)
             await self._make_ready()
-            await self._asettle(
-                self._write(target, records, waited=self._waits_for_writes(target, writes))
-            )
+            await self._asettle(self._write(encoded, waited=waited))
+            self._learn(encoded)
 
     def _encode_put(
         self,
@@ -261,9 +262,9 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> tuple[Target, Sequence[Record]]:
+    ) -> Encoded:
         target = Target.of(config)
-        return target, self._coder.put_records(target, config, checkpoint, metadata, new_versions)
+        return self._coder.put_records(target, config, checkpoint, metadata, new_versions)
 
     def _encode_writes(
         self,
@@ -271,28 +272,38 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         writes: Sequence[tuple[str, Any]],
         task_id: str,
         task_path: str,
-    ) -> tuple[Target, Sequence[Record]]:
+    ) -> Encoded:
         target = Target.of(config)
-        return target, self._coder.write_records(target, config, writes, task_id, task_path)
+        return self._coder.write_records(target, config, writes, task_id, task_path)
 
     @property
     def _coder(self) -> CheckpointCoder:
-        return CheckpointCoder(self.serde, self.store.stamp)
+        return CheckpointCoder(self.serde, self.store.stamp, self.store.bases)
 
     def _waits_for_put(self) -> bool:
         return self.durability is not Durability.BUFFERED
 
     def _waits_for_writes(self, target: Target, writes: Sequence[tuple[str, Any]]) -> bool:
         if self.durability is Durability.CHECKPOINT:
-            return self._special.must_wait(target.key, (channel for channel, _ in writes))
+            return self._special.must_wait(target.place, (channel for channel, _ in writes))
         return self.durability is Durability.STRICT
 
-    def _write(
-        self, target: Target, records: Sequence[Record], *, waited: bool
-    ) -> Future[None] | None:
+    def _write(self, encoded: Encoded, *, waited: bool) -> Future[None] | None:
         """Hand records to the store; the future is None if nobody needs to wait."""
-        done = self.store.write(target.thread_id, records, waited=waited)
+        done = self.store.write(encoded.target.thread_id, encoded.records, waited=waited)
         return done if waited or self.store.must_wait() else None
+
+    def _learn(self, encoded: Encoded) -> None:
+        """Let later values be patched against what a call has stored.
+
+        It is durable, or acknowledged: then if it cannot be stored, nothing of its thread is
+        stored after it.
+        """
+        if encoded.place is None:
+            return
+        if encoded.known is not None:
+            self.store.bases.learn(encoded.place, encoded.known)
+        self.store.bases.learn_writes(encoded.place, encoded.writes)
 
     @staticmethod
     def _settle(done: Future[None] | None) -> None:
@@ -316,6 +327,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         thread_id = Target.check_thread_id(thread_id)
         self.store.flush()
         self._special.forget(thread_id)
+        self.store.bases.forget(thread_id)
         positions = until_stable(lambda: self._positions(thread_id))
         if positions:
             records = self._coder.tombstone_records(thread_id, positions)
@@ -391,7 +403,8 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         return until_stable(attempt)
 
     def _builder(self, read: ThreadRead) -> TupleBuilder:
-        return TupleBuilder(read, self.serde, lambda records: self.store.reader.load(read, records))
+        decoder = self.store.reader.decoder(read)
+        return TupleBuilder(read, self.serde, decoder, self.store.bases.learn)
 
     def list(
         self,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+from logstore.bases import BaseCache
 from logstore.cache import ByteCache
 from logstore.clock import Clock
 from logstore.errors import (
@@ -121,6 +122,9 @@ class StoreOptions:
     max_buffered_bytes: int = 64 << 20
     """Above this many acknowledged bytes in memory, calls wait for durability."""
     cache_bytes: int = 256 << 20
+    base_bytes: int = 64 << 20
+    """For earlier values that new ones are patched against; without them values are stored
+    whole."""
     io_threads: int = 16
 
 
@@ -329,6 +333,11 @@ class LogStore:
         return self._process().reader(self.settings() or Settings())
 
     @property
+    def bases(self) -> BaseCache:
+        """What this process knows of earlier values, to patch against."""
+        return self._process().bases
+
+    @property
     def log(self) -> LogReader:
         """The reader of the log."""
         return self._process().log
@@ -395,6 +404,7 @@ class _Runtime:
         self.runs = RunReader(objects, ByteCache(budget))
         self.values = ValueReader(objects, self.io, self.runs, ByteCache(budget))
         self._manifests: ByteCache[Any] = ByteCache(budget)
+        self.bases = BaseCache(options.base_bytes)
         self._lock = threading.Lock()
         self._lanes: dict[int, Lane] = {}
         self._warned = False

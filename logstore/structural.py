@@ -243,7 +243,7 @@ def _time(payload: Any) -> str:
 
 def _seconds(payload: Any) -> float:
     days, seconds, microseconds = payload
-    whole = days * 86_400 + seconds
+    whole: float = days * 86_400 + seconds
     return whole + microseconds / 1_000_000 if microseconds else whole
 
 

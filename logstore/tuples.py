@@ -12,13 +12,15 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from logstore.bases import Base, Known, KnownWrite, Place
 from logstore.encode import config_of
 from logstore.reader import ThreadRead
-from logstore.records import Record
+from logstore.records import Kind, Record
+from logstore.values import ValueDecoder
 from logstore.view import NeedsHistory
 from logstore.walk import ChannelHistory, snapshot_stands, walk
 
-Loader = Callable[[Sequence[Record]], list[tuple[str, bytes]]]
+Learn = Callable[[Place, Known], None]
 
 
 class TupleBuilder:
@@ -28,12 +30,22 @@ class TupleBuilder:
     far enough. Every value is deserialised anew, so that callers share nothing.
     """
 
-    def __init__(self, read: ThreadRead, serde: SerializerProtocol, load: Loader) -> None:
-        """Answer from `read`, with values through `load` and `serde`."""
+    def __init__(
+        self, read: ThreadRead, serde: SerializerProtocol, decoder: ValueDecoder, learn: Learn
+    ) -> None:
+        """Answer from a read.
+
+        Args:
+            read: what was read.
+            serde: makes values out of bytes.
+            decoder: makes bytes out of records.
+            learn: is told the values of the checkpoints that are given out.
+        """
         self._read = read
         self._view = read.view
         self._serde = serde
-        self._load = load
+        self._decoder = decoder
+        self._learn = learn
 
     def find(self, ns: str, checkpoint_id: str | None) -> Record | None:
         """The checkpoint of that id, or the head of the namespace."""
@@ -52,6 +64,7 @@ class TupleBuilder:
         values = self._values_at(checkpoint)
         writes = self._view.writes(ns, checkpoint_id)
         loaded = self._loads([checkpoint, *values.values(), *writes])
+        self._teach(checkpoint, values, writes)
         body = loaded[0]
         body["channel_values"] = dict(zip(values, loaded[1 : 1 + len(values)], strict=True))
         parent = checkpoint.parent_checkpoint_id
@@ -62,6 +75,31 @@ class TupleBuilder:
             parent_config=config_of(checkpoint.thread_id, ns, parent) if parent else None,
             pending_writes=_pending(writes, loaded[1 + len(values) :]),
         )
+
+    def _teach(
+        self, checkpoint: Record, values: Mapping[str, Record], writes: Sequence[Record]
+    ) -> None:
+        """Let the next values be patched against these."""
+        versions = self._view.versions(checkpoint)
+        bases = {
+            channel: Base(
+                channel,
+                versions[channel],
+                self._decoder.load([record])[0][1],
+                self._decoder.links(record),
+            )
+            for channel, record in values.items()
+            if record.kind == Kind.BLOB and record.version is not None
+        }
+        known = tuple(
+            KnownWrite(w.channel or "", w.checksum or 0, self._decoder.load([w])[0][1])
+            for w in writes
+        )
+        place = (checkpoint.thread_id, checkpoint.checkpoint_ns, checkpoint.checkpoint_id)
+        fresh = frozenset(
+            ch for ch, r in values.items() if r.checkpoint_id == checkpoint.checkpoint_id
+        )
+        self._learn(place, Known(bases, known, fresh))
 
     def _values_at(self, checkpoint: Record) -> dict[str, Record]:
         """The record of each channel's value at the checkpoint, by channel."""
@@ -108,7 +146,7 @@ class TupleBuilder:
         return self._serde.loads_typed(typed)
 
     def _loads(self, records: Sequence[Record]) -> list[Any]:
-        return [self._serde.loads_typed(typed) for typed in self._load(records)]
+        return [self._serde.loads_typed(typed) for typed in self._decoder.load(records)]
 
 
 def _same(stored: Any, wanted: Any) -> bool:

@@ -8,15 +8,20 @@ from concurrent.futures import Executor
 import zstandard
 
 from logstore.cache import ByteCache
-from logstore.errors import CorruptObjectError, ObjectNotFoundError
+from logstore.codec import decode_patch
+from logstore.dictionary import Dictionaries
+from logstore.errors import CorruptObjectError, MissingDataError, ObjectNotFoundError
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
 from logstore.records import Encoding, Record, ValueRef, checksum_of
 from logstore.runs import RunReader
 from logstore.tail import StartAgain
+from logstore.view import ThreadView
 
 _MAX_VALUE_BYTES = 1 << 30
 _OBJECT_MAGIC = b"LSV1"
+Typed = tuple[str, bytes]
+"""The serde's tag and bytes."""
 
 
 def encode_value_object(value: bytes) -> bytes:
@@ -59,46 +64,24 @@ class ValueReader:
 
     def prefetch(self, keys: Iterable[str]) -> list[Callable[[], bytes]]:
         """Begin to read snapshot objects; each result waits for one."""
-        return [self._executor.submit(self._object, key).result for key in keys]
+        return [self._executor.submit(self.object, key).result for key in keys]
 
-    def load(
-        self, records: Sequence[Record], runs: Mapping[str, RunEntry]
-    ) -> list[tuple[str, bytes]]:
-        """The serde's tag and bytes of each record's value.
+    def decoder(self, view: ThreadView, runs: Mapping[str, RunEntry]) -> ValueDecoder:
+        """Decodes values of one thread.
 
         Args:
-            records: records that have a value.
-            runs: the runs that their `ValueRef`s name, by key.
+            view: the thread, in which patches find what they were made against.
+            runs: the runs that `ValueRef`s name, by key.
+        """
+        return ValueDecoder(self, view, runs, self._runs)
+
+    def object(self, key: str) -> bytes:
+        """The value in a snapshot object.
 
         Raises:
-            CorruptObjectError: a value fails its checksum.
-            StartAgain: a run or snapshot object was replaced meanwhile.
+            StartAgain: it is gone; a newer manifest names another.
+            CorruptObjectError: it is damaged.
         """
-        refs = {r.value for r in records if isinstance(r.value, ValueRef)}
-        far = self._runs.values(runs, refs)
-        return [self._decode(record, far) for record in records]
-
-    def _decode(self, record: Record, far: Mapping[ValueRef, bytes | None]) -> tuple[str, bytes]:
-        if record.encoding == Encoding.OBJECT and record.base_version is not None:
-            value: bytes | None = self._object(record.base_version)
-        elif isinstance(record.value, ValueRef):
-            value = far[record.value]
-        else:
-            value = record.value
-        where = record.value.run_key if isinstance(record.value, ValueRef) else "the log"
-        if value is None or record.type is None:
-            raise CorruptObjectError(
-                f"the {_describe(record)} has no value although it should ({where}). "
-                "Restore the object from a version or copy of the bucket"
-            )
-        if record.checksum != checksum_of(record.type, value):
-            raise CorruptObjectError(
-                f"the {_describe(record)} fails its checksum ({where}). "
-                "Restore the object from a version or copy of the bucket"
-            )
-        return record.type, value
-
-    def _object(self, key: str) -> bytes:
         cached = self._cache.get(key)
         if cached is not None:
             return cached
@@ -109,6 +92,106 @@ class ValueReader:
         value = _decode_value_object(key, data)
         self._cache.put(key, value, len(value))
         return value
+
+
+class ValueDecoder:
+    """Decodes values of one view; what several patches share is decoded once."""
+
+    def __init__(
+        self,
+        values: ValueReader,
+        view: ThreadView,
+        runs: Mapping[str, RunEntry],
+        run_reader: RunReader,
+    ) -> None:
+        """Decode records of `view`."""
+        self._values = values
+        self._dictionaries = Dictionaries(view)
+        self._runs = runs
+        self._run_reader = run_reader
+        self._decoded: dict[int, tuple[Record, Typed, int]] = {}
+
+    def load(self, records: Sequence[Record]) -> list[Typed]:
+        """The serde's tag and bytes of each record's value.
+
+        Raises:
+            CorruptObjectError: a value fails its checksum.
+            MissingDataError: what a patch was made against is not there.
+            NeedsHistory: a head view does not hold what a patch was made against.
+            StartAgain: a run or snapshot object was replaced meanwhile.
+        """
+        return [self._value(record) for record in records]
+
+    def links(self, record: Record) -> int:
+        """How many patches the decoding of a record's value took, which was loaded."""
+        return self._decoded[id(record)][2]
+
+    def _value(self, record: Record) -> Typed:
+        # A chain of patches is walked without recursion.
+        stack = [record]
+        while stack:
+            top = stack[-1]
+            if id(top) in self._decoded:
+                stack.pop()
+                continue
+            needed = [] if top.encoding != Encoding.PATCH else self._needed(top)
+            waiting = [r for r in needed if id(r) not in self._decoded]
+            if any(r is s for r in waiting for s in stack):
+                raise CorruptObjectError(f"the {_describe(top)} is a patch against itself")
+            if waiting:
+                stack.extend(waiting)
+                continue
+            links = 1 + max((self.links(r) for r in needed), default=0) if needed else 0
+            self._decoded[id(top)] = (top, self._decode(stack.pop()), links)
+        return self._decoded[id(record)][1]
+
+    def _needed(self, patch: Record) -> list[Record]:
+        choices = self._dictionaries.choices(patch)
+        if not choices:
+            raise MissingDataError(
+                f"the {_describe(patch)} is a patch against version {patch.base_version} of its "
+                "channel and the writes since, which are not all in the store. If an object was "
+                "deleted by hand, restore it from a version or copy of the bucket"
+            )
+        return [r for base, writes in choices for r in (base, *writes) if r is not None]
+
+    def _decode(self, record: Record) -> Typed:
+        body = self._body(record)
+        if body is None or record.type is None:
+            raise CorruptObjectError(
+                f"the {_describe(record)} has no value although it should ({_where(record)}). "
+                "Restore the object from a version or copy of the bucket"
+            )
+        candidates = self._unpatched(record, body) if record.encoding == Encoding.PATCH else [body]
+        for value in candidates:
+            if record.checksum == checksum_of(record.type, value):
+                return record.type, value
+        raise CorruptObjectError(
+            f"the {_describe(record)} fails its checksum ({_where(record)}). "
+            "Restore the object from a version or copy of the bucket"
+        )
+
+    def _unpatched(self, record: Record, body: bytes) -> Iterable[bytes]:
+        for base, writes in self._dictionaries.choices(record):
+            base_value = b"" if base is None else self._decoded[id(base)][1][1]
+            written = [self._decoded[id(write)][1][1] for write in writes]
+            try:
+                yield decode_patch(body, base_value, written, record.size or 0)
+            except CorruptObjectError:
+                continue  # another choice may fit; if none does, the checksum says so
+
+    def _body(self, record: Record) -> bytes | None:
+        if record.encoding == Encoding.OBJECT and record.base_version is not None:
+            return self._values.object(record.base_version)
+        if isinstance(record.value, ValueRef):
+            return self._run_reader.values(self._runs, [record.value])[record.value]
+        return record.value
+
+
+def _where(record: Record) -> str:
+    if record.encoding == Encoding.OBJECT:
+        return f"{record.base_version}"
+    return record.value.run_key if isinstance(record.value, ValueRef) else "in the log"
 
 
 def _describe(record: Record) -> str:

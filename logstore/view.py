@@ -54,12 +54,13 @@ class ThreadView:
         """
         self.thread_id = thread_id
         self.scope = scope
-        merged = merge(records)
-        self.tombstones = [r for r in merged.values() if r.kind == Kind.TOMBSTONE]
+        given = list(records)
+        self.tombstones = list(merge(r for r in given if r.kind == Kind.TOMBSTONE).values())
         hiding = [Tombstone.from_record(r) for r in self.tombstones]
-        if hiding:
-            # The winner is sought among what is not hidden.
-            merged = merge(r for r in records if not any(t.hides(r) for t in hiding))
+        self.records = [r for r in given if not any(t.hides(r) for t in hiding)]
+        """All that is not hidden, losers of clashes and repetitions included."""
+        # The winner is sought among what is not hidden.
+        merged = merge(self.records)
         self._checkpoints: dict[str, dict[str, Record]] = defaultdict(dict)
         self._blobs: dict[tuple[str, str, str], Record] = {}
         self._inline: dict[CheckpointKey, dict[str, Record]] = defaultdict(dict)

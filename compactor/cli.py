@@ -1,0 +1,221 @@
+"""The command `compactor`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from compactor.config import Operation, load_operation
+from compactor.job import Job
+from compactor.report import Report
+from compactor.service import serve
+from compactor.status import StoreStatus, read_status
+from logstore.cli.common import console, human_bytes, print_json, run_app
+from logstore.errors import InvalidOptionError
+from logstore.store import LogStore
+
+app = typer.Typer(
+    help="Merge a store's segments into runs, and make snapshots of delta channels.\n\n"
+    "Safe to run at any time, from several machines at once: two jobs waste work, no more.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Uri = Annotated[
+    str, typer.Argument(metavar="URI", help="file:///dir or s3://bucket/prefix?endpoint_url=…")
+]
+Graph = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:ATTR", help="A compiled graph; its delta channels are folded."),
+]
+Config = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A TOML file with [channels.<name>] tables.")
+]
+Serde = Annotated[
+    str | None, typer.Option(metavar="MODULE:ATTR", help="The saver's serde, if not LangGraph's.")
+]
+Frequency = Annotated[
+    int | None,
+    typer.Option(
+        "--snapshot-frequency", metavar="K", min=1, help="K for all channels, not their own."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
+Partition = Annotated[
+    list[int] | None,
+    typer.Option("--partition", metavar="N", help="Only this partition; may be repeated."),
+]
+
+
+@app.command()
+def run(
+    uri: Uri,
+    graph: Graph = None,
+    config: Config = None,
+    serde: Serde = None,
+    frequency: Frequency = None,
+    partition: Partition = None,
+    json: Json = False,
+) -> None:
+    """Run one job: merge, fold, publish, commit, delete what has passed its grace.
+
+    Without --graph or --config segments are merged all the same, and no snapshots are made.
+
+    Examples:
+
+      compactor run file:///var/lib/agents --graph my_app.agent:graph
+
+      compactor run "s3://bucket/agents?region=eu-central-1" --config compactor.toml --json
+    """
+    operation = _operation(graph, config, serde, frequency)
+    store = LogStore.open(uri)
+    try:
+        report = _job(store, operation, partition)
+    finally:
+        store.close()
+    if json:
+        print_json(report.to_dict())
+    else:
+        _show_report(report)
+
+
+@app.command("serve")
+def serve_(
+    uri: Uri,
+    graph: Graph = None,
+    config: Config = None,
+    serde: Serde = None,
+    frequency: Frequency = None,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="The pause between two jobs.")
+    ] = 30.0,
+) -> None:
+    """Run a job every so often, until SIGTERM or Ctrl-C; a job under way is finished first.
+
+    Example:
+
+      compactor serve s3://bucket/agents --graph my_app.agent:graph --interval 30
+    """
+    operation = _operation(graph, config, serde, frequency)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    store = LogStore.open(uri)
+    try:
+        serve(lambda: _job(store, operation, None), interval, _log_report)
+    finally:
+        store.close()
+
+
+@app.command()
+def status(uri: Uri, json: Json = False) -> None:
+    """Show what compaction has done and what waits for it.
+
+    Example:
+
+      compactor status file:///var/lib/agents
+    """
+    store = LogStore.open(uri)
+    try:
+        found = read_status(store)
+    finally:
+        store.close()
+    if json:
+        print_json(found.to_dict())
+    else:
+        _show_status(found)
+
+
+def _operation(
+    graph: str | None, config: Path | None, serde: str | None, frequency: int | None
+) -> Operation:
+    if frequency is not None and graph is None and config is None:
+        raise InvalidOptionError(
+            "--snapshot-frequency needs --graph or --config, which name the channels to fold"
+        )
+    return load_operation(graph=graph, config=config, serde=serde, frequency=frequency)
+
+
+def _job(store: LogStore, operation: Operation, partitions: list[int] | None) -> Report:
+    return Job(store, operation.table, operation.serde).run(partitions)
+
+
+def _show_report(report: Report) -> None:
+    table = Table(title=f"compacted {report.uri} in {report.seconds:.1f} s")
+    table.add_column("partition", justify="right")
+    table.add_column("outcome")
+    for name in ("segments", "runs merged", "rows", "written", "snapshots", "voided", "deleted"):
+        table.add_column(name, justify="right")
+    for part in report.partitions:
+        table.add_row(
+            f"{part.partition}",
+            part.outcome,
+            f"{part.segments_merged}",
+            f"{part.runs_merged}",
+            f"{part.rows_written}",
+            human_bytes(part.bytes_written),
+            f"{part.snapshots}",
+            f"{part.voided}",
+            f"{part.segments_deleted + part.runs_deleted + part.objects_deleted}",
+        )
+    console.print(table)
+    _show_reasons("No snapshots of", report.unfolded)
+    _show_reasons("Could not read", report.unreadable)
+
+
+def _show_reasons(title: str, reasons: dict[str, str]) -> None:
+    for name, reason in sorted(reasons.items()):
+        console.print(f"[yellow]{title}[/yellow] [bold]{name}[/bold]: {reason}", highlight=False)
+
+
+def _log_report(report: Report) -> None:
+    logging.info(
+        "merged %d segments, made %d snapshots, wrote %s, deleted %d segments",
+        report.total("segments_merged"),
+        report.total("snapshots"),
+        human_bytes(report.total("bytes_written")),
+        report.total("segments_deleted"),
+    )
+    for name, reason in {**report.unfolded, **report.unreadable}.items():
+        logging.warning("%s: %s", name, reason)
+
+
+def _show_status(found: StoreStatus) -> None:
+    table = Table(title=f"compaction of {found.uri}")
+    columns: list[tuple[str, Any]] = [
+        ("partition", "right"),
+        ("generation", "right"),
+        ("last job", "left"),
+        ("tail segments", "right"),
+        ("oldest", "right"),
+        ("runs by level", "left"),
+        ("rows", "right"),
+        ("bytes", "right"),
+        ("to delete", "right"),
+        ("written in all", "right"),
+    ]
+    for name, justify in columns:
+        table.add_column(name, justify=justify)
+    for part in found.partitions:
+        table.add_row(
+            f"{part.partition}",
+            f"{part.generation}",
+            part.last_commit or "never",
+            f"{part.tail_segments}",
+            part.oldest_tail or "-",
+            ", ".join(f"{level}: {count}" for level, count in part.levels.items()) or "-",
+            f"{part.rows}",
+            human_bytes(part.run_bytes),
+            f"{part.waiting}",
+            human_bytes(part.totals.get("bytes_written", 0)),
+        )
+    console.print(table)
+    for part in found.partitions:
+        _show_reasons("No snapshots of", part.unfolded)
+
+
+def main() -> None:
+    """The entry point: errors become one line and an exit code."""
+    run_app(app)
