@@ -130,7 +130,8 @@ class PartitionJob:
         """Carry out `plan`."""
         self._store = store
         self._plan = plan
-        self._job = f"{job}.{plan.partition}"
+        # A job object may run again: what it commits must not be taken for an earlier commit.
+        self._job = f"{job}.{plan.partition}.{secrets.token_hex(4)}"
         self._folder = Folder(serde, self._job, plan.generation, store.stamp)
         self._publisher = Publisher(store, plan, table, self._folder, self._job)
 

@@ -1,7 +1,7 @@
 """Merging segments and runs into one sorted run, vectorised in Arrow.
 
-The rules are those of `logstore.records`, written for columns: equal keys become
-neighbours by sorting, the winner first, and every later neighbour is dropped.
+The rules are those of `logstore.records`, written for columns: rows of which one may stay
+become neighbours by sorting, that one first, and every later neighbour is dropped.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ _KEYS = [
     "k_task",
     "k_idx",
     "k_stamp",
+    "k_writer",
     "k_content",
 ]
 
 
 def merge_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """Merge tables of records: the union, one winner a key, sorted, without what is hidden.
+    """Merge tables of records: the union, sorted, without repetitions and what is hidden.
 
     Args:
         tables: with the columns of `SCHEMA`, `arrived` filled in.
     """
     table = pa.concat_tables(tables)
-    return _one_winner_a_key(_drop_hidden(table))
+    return _without_repetitions(_drop_hidden(table))
 
 
 def _drop_hidden(table: pa.Table) -> pa.Table:
@@ -120,8 +121,8 @@ def _folded_before(table: pa.Table, tombstones: pa.Table) -> pa.ChunkedArray:
     return pc.fill_null(pc.less(pc.fill_null(number, 0), graves), False)
 
 
-def _one_winner_a_key(table: pa.Table) -> pa.Table:
-    """Sort, and keep of equal keys the winner."""
+def _without_repetitions(table: pa.Table) -> pa.Table:
+    """Sort, and keep of equal keys the first."""
     work = table.append_column("k_rank", _ranks(table))
     for name, column in _key_columns(table).items():
         work = work.append_column(name, column)
@@ -132,43 +133,36 @@ def _one_winner_a_key(table: pa.Table) -> pa.Table:
 
 
 def _key_columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """The columns that make a key, empty where a kind does not use them (`key_of`)."""
+    """The columns of which only one row may stay, empty where a kind does not use them.
+
+    They are finer than `key_of`, because readers may need losers: of the kinds in which the
+    last arrival wins every record stays, or a late copy of a dropped one would win over its
+    successor; and a patch may have been made against a write that lost.
+    """
     kind = table["kind"]
     is_write = pc.equal(kind, Kind.WRITE)
-    is_tombstone = pc.equal(kind, Kind.TOMBSTONE)
-    is_content = pc.or_(is_write, pc.equal(kind, Kind.BLOB))
-    channel = pc.fill_null(table["channel"], "")
+    is_snapshot = pc.equal(kind, Kind.SNAPSHOT)
+    first_wins = pc.and_(is_write, pc.fill_null(pc.greater_equal(table["idx"], 0), True))
+    by_record = pc.invert(pc.or_(first_wins, is_snapshot))
+    version = pc.binary_join_element_wise("v", table["version"], "")
     return {
-        "k_channel": pc.if_else(is_write, "", channel),
+        "k_channel": pc.if_else(is_write, "", pc.fill_null(table["channel"], "")),
         # A value without a version is told from one whose version is empty.
-        "k_version": pc.if_else(
-            pc.is_null(table["version"]),
-            "-",
-            pc.binary_join_element_wise("v", table["version"], ""),
-        ),
-        "k_task": pc.if_else(is_tombstone, table["writer"], pc.fill_null(table["task_id"], "")),
+        "k_version": pc.if_else(pc.is_null(table["version"]), "-", version),
+        "k_task": pc.fill_null(table["task_id"], ""),
         "k_idx": pc.fill_null(table["idx"], -(2**31)),
-        "k_stamp": pc.if_else(is_tombstone, table["stamp"], 0),
-        # A patch may have been made against the loser of a clash, so one of another content
-        # stays; readers decide between them.
-        "k_content": pc.if_else(is_content, pc.fill_null(table["checksum"], 0), 0),
+        "k_stamp": pc.if_else(by_record, table["stamp"], 0),
+        "k_writer": pc.if_else(by_record, table["writer"], ""),
+        "k_content": pc.if_else(first_wins, pc.fill_null(table["checksum"], 0), 0),
     }
 
 
 def _ranks(table: pa.Table) -> pa.Array:
-    """A number a row that is least for the winner of its key (`winner`)."""
+    """A number a row that is least for the row that stays."""
     arrival = _places(table, ["arrived", "stamp", "writer"])
-    generation = _places(
-        table.append_column("at_hand", pc.not_equal(table["encoding"], "elsewhere").cast("int8")),
-        ["seq", "at_hand", "stamp", "writer"],
-    )
-    kind = table["kind"]
-    first_wins = pc.and_(
-        pc.equal(kind, Kind.WRITE), pc.fill_null(pc.greater_equal(table["idx"], 0), True)
-    )
-    last = pc.negate(arrival)
-    rank = pc.if_else(first_wins, arrival, last)
-    return pc.if_else(pc.equal(kind, Kind.SNAPSHOT), pc.negate(generation), rank)
+    generation = _places(table, ["seq", "stamp", "writer"])
+    is_snapshot = pc.equal(table["kind"], Kind.SNAPSHOT)
+    return pc.if_else(is_snapshot, pc.negate(generation), arrival)
 
 
 def _places(table: pa.Table, columns: list[str]) -> pa.Array:

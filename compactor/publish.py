@@ -18,6 +18,7 @@ from compactor.digest import Digest, digest
 from compactor.fold import Folder
 from compactor.plan import Plan
 from compactor.snapshots import SnapshotMaker, SnapshotWork
+from compactor.uploads import Uploads
 from logstore.errors import (
     ConditionFailedError,
     ObjectNotFoundError,
@@ -25,13 +26,11 @@ from logstore.errors import (
     UnavailableError,
 )
 from logstore.keys import snapshot_manifest_key, snapshot_object_key
-from logstore.lanes import store_once
 from logstore.manifest import RunEntry, SnapshotManifest
-from logstore.reader import ThreadRead, late_writes, positions_of
+from logstore.reader import ThreadRead, arrived_before, late_writes, positions_of
 from logstore.records import Encoding, Kind, Record, ValueRef
 from logstore.store import LogStore
 from logstore.tail import StartAgain, to_us
-from logstore.values import encode_value_object
 from logstore.view import NeedsHistory, ThreadView
 
 INLINE_BYTES = 128 << 10
@@ -78,18 +77,32 @@ class Publisher:
             LostJob: another job has committed this partition meanwhile.
             UnavailableError: too many races were lost.
         """
+        uploads = Uploads(self._store.objects)
+        try:
+            return self._publish(thread_id, records, uploads)
+        finally:
+            uploads.discard_unused()
+
+    def _publish(
+        self, thread_id: str, records: Sequence[Record], uploads: Uploads
+    ) -> PublishResult:
         key = snapshot_manifest_key(self._plan.partition, thread_id)
         for number in range(_TRIES):
             version = self._store.reader.snapshot_manifest(thread_id, self._plan.partition)
             result = PublishResult()
-            manifest = self._advance(version.manifest, records, result)
+            manifest = self._advance(version.manifest, records, result, uploads)
             body = manifest.encode()
+            uploads.swapping()
             try:
                 self._store.objects.compare_and_swap(key, body, version.etag)
             except (ConditionFailedError, OutcomeUnknownError):
-                if not self._is_mine(thread_id, manifest):
+                now = self._store.reader.snapshot_manifest(thread_id, self._plan.partition)
+                if now.etag != version.etag:
+                    uploads.lost()
+                if now.manifest.job != manifest.job:
                     time.sleep(random.uniform(0, 0.02 * 2 ** min(number, 5)))
                     continue
+            uploads.won(manifest.object_keys)
             result.bytes_written += len(body)
             return result
         raise UnavailableError(
@@ -97,15 +110,14 @@ class Publisher:
             "many compactors work on one store. Nothing is lost; the next job goes on"
         )
 
-    def _is_mine(self, thread_id: str, manifest: SnapshotManifest) -> bool:
-        """Whether an earlier try of this very version got through."""
-        now = self._store.reader.snapshot_manifest(thread_id, self._plan.partition).manifest
-        return (now.job, now.generation) == (manifest.job, manifest.generation)
-
     # -- deciding ----------------------------------------------------------------
 
     def _advance(
-        self, old: SnapshotManifest, records: Sequence[Record], result: PublishResult
+        self,
+        old: SnapshotManifest,
+        records: Sequence[Record],
+        result: PublishResult,
+        uploads: Uploads,
     ) -> SnapshotManifest:
         try:
             read = self._head_read(old, records)
@@ -115,7 +127,7 @@ class Publisher:
             work, kept = self._decide(read, old)
         result.work = work
         now = self._plan.listing.date
-        entries, written = self._settle_values(kept.records, read)
+        entries, written = self._settle_values(kept.records, read, uploads)
         result.bytes_written += written
         retired = self._collect(old, entries, now, result)
         return SnapshotManifest(
@@ -150,13 +162,14 @@ class Publisher:
 
         Raises:
             NeedsHistory: the manifest has merged some of these segments already. A job that
-                never committed did that: what else it made, the runs do not have.
+                never committed did that: what else it made, the runs do not have. Or one of
+                them is a late copy, which only the runs tell.
         """
-        if old.merged.keys() & self._plan.tail.segments.keys():
+        if old.merged.keys() & self._plan.tail.segments.keys() or arrived_before(records, old):
             raise NeedsHistory
         scope = old.scope if old.generation else None
         view = ThreadView(old.thread_id, [*old.records, *records], scope)
-        return ThreadRead(view, late_writes(records), {}, self._plan.listing, {})
+        return ThreadRead(view, late_writes(records), {}, self._plan.listing, (), {})
 
     def _full_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
         """The thread as the runs, the job's segments, and the manifest's others tell it."""
@@ -170,7 +183,7 @@ class Publisher:
         fresh = [*records, *others]
         by_key: Mapping[str, RunEntry] = {run.key: run for run in runs}
         view = ThreadView(old.thread_id, [*stored, *fresh])
-        return ThreadRead(view, late_writes(fresh), by_key, plan.listing, {})
+        return ThreadRead(view, late_writes(fresh), by_key, plan.listing, (), {})
 
     def _named_by(self, old: SnapshotManifest) -> list[Record]:
         """Records of segments that another job put into the manifest and did not commit yet.
@@ -208,7 +221,7 @@ class Publisher:
     # -- values ------------------------------------------------------------------
 
     def _settle_values(
-        self, records: Sequence[Record], read: ThreadRead
+        self, records: Sequence[Record], read: ThreadRead, uploads: Uploads
     ) -> tuple[list[Record], int]:
         """Load values that lie in runs, undo patches, and move large values into objects.
 
@@ -230,7 +243,7 @@ class Publisher:
                 )
             record = record._replace(value=value)
             if len(value) > INLINE_BYTES:
-                record, size = self._as_object(record, value)
+                record, size = self._as_object(record, value, uploads)
                 written += size
             settled.append(record)
         return settled, written
@@ -245,7 +258,7 @@ class Publisher:
             value=self._store.runs.values(read.runs, [record.value])[record.value]
         )
 
-    def _as_object(self, record: Record, value: bytes) -> tuple[Record, int]:
+    def _as_object(self, record: Record, value: bytes, uploads: Uploads) -> tuple[Record, int]:
         key = snapshot_object_key(
             self._plan.partition,
             record.thread_id,
@@ -254,9 +267,8 @@ class Publisher:
             record.checkpoint_id,
             secrets.token_hex(8),
         )
-        body = encode_value_object(value)
-        store_once(self._store.objects, key, body)
-        return record._replace(value=None, encoding=Encoding.OBJECT, base_version=key), len(body)
+        stored, size = uploads.put(key, record.checksum or 0, value)
+        return record._replace(value=None, encoding=Encoding.OBJECT, base_version=stored), size
 
     def _collect(
         self,

@@ -27,6 +27,7 @@ from logstore.modes import freeze
 REMOVE_ALL_MESSAGES = "__remove_all__"
 """LangGraph's id for a `RemoveMessage` that removes every message before it."""
 
+_ROLES = frozenset(("user", "human", "assistant", "ai", "system", "developer"))
 _DERIVED_IDS = uuid.UUID("5b0c6d2e-8f5c-4d8b-9a53-1f6c0b7a4e21")
 
 
@@ -38,11 +39,12 @@ def merge_message_writes(state: Sequence[Any] | None, writes: Sequence[Any]) -> 
     write, and one with the id `REMOVE_ALL_MESSAGES` takes everything before it. Messages may
     be messages, their chunks, dicts, strings or `(role, content)` tuples.
 
-    In two things it differs, because it is replayed. A message without an id gets one that
-    follows from what stands before it, the same at every read. And nothing that a replay may
-    meet raises: a `RemoveMessage` of an unknown id and a write of None change nothing. On a
-    fork a write can be replayed on a state that it was not made for, and an error would make
-    the thread unreadable for good.
+    In three things it differs, because it is replayed from storage. A message without an id
+    gets one that follows from what stands before it, the same at every read. Nothing that a
+    replay may meet raises: a `RemoveMessage` of an unknown id and a write of None change
+    nothing, because on a fork a write can be replayed on a state that it was not made for, and
+    an error would make the thread unreadable for good. And a list of a role and a content is
+    one message, as the tuple is that it was before it was stored.
 
     Args:
         state: the messages so far; it is not changed, nor are the messages in it.
@@ -77,13 +79,21 @@ def _merge(merged: dict[str, BaseMessage], write: Sequence[BaseMessage]) -> None
 
 
 def _as_messages(write: Any) -> Sequence[BaseMessage]:
-    items = write if isinstance(write, list) else [write]
+    items = write if isinstance(write, list) and not _is_pair(write) else [write]
     if all(isinstance(m, BaseMessage) and not isinstance(m, BaseMessageChunk) for m in items):
         return items
     converted = convert_to_messages(items)
     return [
         message_chunk_to_message(m) if isinstance(m, BaseMessageChunk) else m for m in converted
     ]
+
+
+def _is_pair(write: Sequence[Any]) -> bool:
+    match write:
+        case [str(role), str() | list()]:
+            return role in _ROLES
+        case _:
+            return False
 
 
 def _derived_id(merged: dict[str, BaseMessage], message: BaseMessage) -> str:

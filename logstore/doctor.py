@@ -273,8 +273,8 @@ class _Namespace:
 
     @cached_property
     def children(self) -> Counter[str | None]:
-        """How many children each checkpoint has."""
-        return Counter(record.parent_checkpoint_id for record in self.records)
+        """How many children each checkpoint has, copies not counted."""
+        return Counter(r.parent_checkpoint_id for r in self.records if r.source != "fork")
 
 
 class _ChannelLook:

@@ -212,7 +212,7 @@ class Lane:
         builds_on = {thread: context.lineage.builds_on(thread) for thread in threads}
         body = encode_segment(name, records, builds_on)
         date = store_once(context.objects, name.key, body)
-        context.lineage.wrote(threads, name.key)
+        context.lineage.wrote(name.key, builds_on)
         context.on_stored(name, body, date)
         with self._lock:
             self._in_flight = []

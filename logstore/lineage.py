@@ -8,7 +8,7 @@ had written or read; readers and compactors fetch a named segment even if no pag
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 
 class Lineage:
@@ -24,11 +24,19 @@ class Lineage:
         with self._lock:
             return sorted(self._frontier.get(thread_id, ()))
 
-    def wrote(self, threads: Iterable[str], key: str) -> None:
-        """A segment was stored; it names all that was known before, so it stands for it."""
+    def wrote(self, key: str, named: Mapping[str, Collection[str]]) -> None:
+        """A segment was stored; it stands for what it names.
+
+        What was read meanwhile it does not name, and the next one must.
+
+        Args:
+            key: the segment's key.
+            named: its threads, each with the keys that it names.
+        """
         with self._lock:
-            for thread_id in threads:
-                self._frontier[thread_id] = frozenset((key,))
+            for thread_id, keys in named.items():
+                known = self._frontier.get(thread_id, frozenset())
+                self._frontier[thread_id] = known.difference(keys) | {key}
 
     def read(
         self, thread_id: str, tail: Mapping[str, Sequence[str]], merged: Collection[str]

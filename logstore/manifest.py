@@ -74,7 +74,7 @@ class SnapshotManifest:
                     path.append(current)
                     current = None if current == seed else parents[(ns, current)]
                 since[(ns, channel)] = frozenset(path)
-        heads = frozenset((ns, head.checkpoint_id) for ns, head in self.heads.items())
+        heads = {ns: head.checkpoint_id for ns, head in self.heads.items()}
         return HeadScope(since, frozenset(parents), heads, self.evicted)
 
     @property

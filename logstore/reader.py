@@ -26,7 +26,7 @@ from logstore.records import Kind, Record
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader, StartAgain, Tail
 from logstore.values import ValueDecoder, ValueReader
-from logstore.view import ThreadView
+from logstore.view import HeadScope, NeedsHistory, ThreadView
 from logstore.walk import LateWrites
 
 T = TypeVar("T")
@@ -51,8 +51,10 @@ class ThreadRead:
     runs: Mapping[str, RunEntry]
     """The runs that the view's records refer to."""
     listing: Listing
+    pending: Sequence[Record]
+    """This process's acknowledged records that were not stored when the LIST began."""
     positions: Mapping[str, int]
-    """For each writer: the greatest lane position with records of the thread that was seen."""
+    """For each writer: the greatest lane position with stored records of the thread."""
 
 
 class ThreadReader:
@@ -145,15 +147,19 @@ class ThreadReader:
         listing: Listing,
     ) -> ThreadRead:
         self._lineage.read(thread_id, tail.builds_on(thread_id), manifest.merged)
-        fresh = [*tail.records(thread_id), *pending]
-        never_compacted = manifest.generation == 0
-        view = ThreadView(
-            thread_id,
-            [*manifest.records, *fresh],
-            None if never_compacted else manifest.scope,
-        )
-        positions = positions_of(fresh, manifest.positions)
-        return ThreadRead(view, late_writes(fresh), {}, listing, positions)
+        stored = tail.records(thread_id)
+        positions = positions_of(stored, manifest.positions)
+        fresh = [*stored, *pending]
+        scope = manifest.scope if manifest.generation else None
+        try:
+            # A late copy of a segment whose name the manifest has forgotten, or a segment
+            # that was given up: only the runs tell.
+            if arrived_before(stored, manifest):
+                raise NeedsHistory
+            view = ThreadView(thread_id, [*manifest.records, *fresh], scope)
+        except NeedsHistory:
+            view = ThreadView(thread_id, (), HeadScope(blind=True))
+        return ThreadRead(view, late_writes(fresh), {}, listing, pending, positions)
 
     def snapshot_manifest(self, thread_id: str, partition: int) -> ManifestVersion:
         """Read a thread's snapshot manifest, or hear that the cached version is current."""
@@ -174,21 +180,28 @@ class ThreadReader:
 
     # -- the whole history ---------------------------------------------------------
 
-    def history(self, thread_id: str, partition: int, listing: Listing | None = None) -> ThreadRead:
+    def history(
+        self,
+        thread_id: str,
+        partition: int,
+        listing: Listing | None = None,
+        pending: Sequence[Record] = (),
+    ) -> ThreadRead:
         """Read all records of a thread, values left where they are.
 
         Args:
             thread_id: the thread.
             partition: its partition.
             listing: a LIST that was made before this call; None for a new one.
+            pending: this process's records that were not stored when that LIST began.
         """
 
         def attempt() -> ThreadRead:
             nonlocal listing
-            pending = self._acknowledged(thread_id)
+            unstored = [*pending, *self._acknowledged(thread_id)]
             listed = listing or self._log.list(partition)
             listing = None
-            return self._history(thread_id, partition, listed, pending)
+            return self._history(thread_id, partition, listed, unstored)
 
         return until_stable(attempt)
 
@@ -199,17 +212,19 @@ class ThreadReader:
         tail = self._log.read(listing, manifest.merged.keys(), thread_id)
         if tail.gone and self.partition_manifest(partition)[1] != etag:
             raise StartAgain
-        fresh = [*tail.records(thread_id), *pending]
+        self._lineage.read(thread_id, tail.builds_on(thread_id), manifest.merged)
+        tailing = tail.records(thread_id)
+        fresh = [*tailing, *pending]
         runs = [run for run in manifest.runs if run.may_hold(thread_id)]
         stored = self._log.map(lambda run: self._runs.rows(run, thread_id), runs)
         records = [record for rows in stored for record in rows]
-        positions = positions_of([*records, *fresh], {})
         return ThreadRead(
             ThreadView(thread_id, [*records, *fresh]),
             late_writes(fresh),
             {run.key: run for run in runs},
             listing,
-            positions,
+            pending,
+            positions_of([*records, *tailing], {}),
         )
 
     def partition_manifest(self, partition: int) -> tuple[PartitionManifest, str | None]:
@@ -274,6 +289,14 @@ def late_writes(fresh: Iterable[Record]) -> LateWrites:
         if record.kind == Kind.WRITE:
             late[(record.checkpoint_ns, record.channel or "")].add(record.checkpoint_id)
     return late
+
+
+def arrived_before(records: Iterable[Record], manifest: SnapshotManifest) -> bool:
+    """Whether a manifest has merged later segments of a record's writer than the record's.
+
+    Lanes are in order, so the record's own segment was merged too, or it was given up.
+    """
+    return any(r.seq <= manifest.positions.get(r.writer, -1) for r in records)
 
 
 def positions_of(records: Iterable[Record], known: Mapping[str, int]) -> dict[str, int]:

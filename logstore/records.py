@@ -1,10 +1,10 @@
 """Records: the immutable facts of the log, their keys and the rules of merging them.
 
 The log of records is the truth; manifests, runs and snapshots are derived from it.
-Merging records is a set union in which two records of one key have exactly one winner,
-whatever the order in which they meet: associative, commutative and idempotent. Every
-protocol of the store leans on that: a segment may be read twice, merged twice or arrive
-late, and nothing changes.
+Merging is a set union: associative, commutative and idempotent. Of the records of one key
+in a set exactly one wins, whatever the order in which they meet. Every protocol of the
+store leans on that: a segment may be read twice, merged twice or arrive late, and nothing
+changes.
 """
 
 from __future__ import annotations
@@ -211,10 +211,30 @@ def _snapshot_order(record: Record) -> tuple[int, bool, int, str]:
     return (record.seq, at_hand, record.stamp, record.writer)
 
 
+def distinct(records: Iterable[Record]) -> list[Record]:
+    """Each record once, with its first arrival.
+
+    A copy of a segment may land long after the segment was merged and deleted; what it holds
+    has arrived when it first did. Writer and stamp name a record.
+    """
+    found: dict[tuple[int, str, Key], Record] = {}
+    for record in records:
+        name = (record.stamp, record.writer, key_of(record))
+        other = found.get(name)
+        if other is None or _earlier(record, other):
+            found[name] = record
+    return list(found.values())
+
+
+def _earlier(a: Record, b: Record) -> bool:
+    at_hand = a.encoding != Encoding.ELSEWHERE, b.encoding != Encoding.ELSEWHERE
+    return at_hand == (True, False) or (at_hand[0] == at_hand[1] and a.arrived < b.arrived)
+
+
 def merge(records: Iterable[Record]) -> dict[Key, Record]:
     """Merge records into one winner a key."""
     merged: dict[Key, Record] = {}
-    for record in records:
+    for record in distinct(records):
         key = key_of(record)
         other = merged.get(key)
         merged[key] = record if other is None else winner(other, record)

@@ -35,7 +35,7 @@ from logstore.lineage import Lineage
 from logstore.objects import open_object_store
 from logstore.objects.base import ObjectStore
 from logstore.objects.probe import probe_conditional_writes
-from logstore.reader import ThreadRead, ThreadReader
+from logstore.reader import ThreadRead, ThreadReader, until_stable
 from logstore.records import FORMAT_VERSION, Record
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader
@@ -43,6 +43,7 @@ from logstore.values import ValueReader
 
 logger = logging.getLogger(__name__)
 DEFAULT_PARTITIONS = 4
+_CHECKPOINT_COLUMNS = ["thread_id", "checkpoint_ns", "checkpoint_id", "kind"]
 MAX_PARTITIONS = 4096
 SHORT_GRACE_S = 300.0
 LONG_GRACE_S = 3600.0
@@ -324,8 +325,10 @@ class LogStore:
 
     def read_history(self, thread_id: str, after: ThreadRead | None = None) -> ThreadRead:
         """Read all records of a thread; `after` a head read, with the LIST that it made."""
-        listing = after.listing if after is not None else None
-        return self.reader.history(thread_id, self.partition(thread_id), listing)
+        partition = self.partition(thread_id)
+        if after is None:
+            return self.reader.history(thread_id, partition)
+        return self.reader.history(thread_id, partition, after.listing, after.pending)
 
     @property
     def reader(self) -> ThreadReader:
@@ -358,18 +361,20 @@ class LogStore:
         From the partition manifests, the index columns of the runs, and the tail.
         """
         settings = self.settings()
-        reader = self.reader
-        columns = ["thread_id", "checkpoint_ns", "checkpoint_id", "kind"]
         for partition in range(settings.partitions if settings else 0):
-            listing = self.log.list(partition)
-            manifest, _ = reader.partition_manifest(partition)
-            tail = self.log.read(listing, manifest.merged.keys(), None)
-            for segment in tail.segments.values():
-                yield from _checkpoints_in(segment.table)
-            for run in manifest.runs:
-                for table in self.runs.columns(run, columns):
-                    yield from _checkpoints_in(table)
-            yield from self._process().acknowledged_checkpoints(partition)
+            yield from until_stable(partial(self._checkpoints_of, partition))
+
+    def _checkpoints_of(self, partition: int) -> set[tuple[str, str, str]]:
+        found = set(self._process().acknowledged_checkpoints(partition))
+        listing = self.log.list(partition)
+        manifest, _ = self.reader.partition_manifest(partition)
+        tail = self.log.read(listing, manifest.merged.keys(), None)
+        for segment in tail.segments.values():
+            found.update(_checkpoints_in(segment.table))
+        for run in manifest.runs:
+            for table in self.runs.columns(run, _CHECKPOINT_COLUMNS):
+                found.update(_checkpoints_in(table))
+        return found
 
     def _process(self) -> _Runtime:
         runtime = self._runtime
@@ -502,7 +507,7 @@ def _size_of(record: Record) -> int:
 
 
 def _checkpoints_in(table: Any) -> Iterator[tuple[str, str, str]]:
-    rows = table.select(["thread_id", "checkpoint_ns", "checkpoint_id", "kind"])
+    rows = table.select(_CHECKPOINT_COLUMNS)
     for thread_id, ns, checkpoint_id, kind in zip(
         *(column.to_pylist() for column in rows.columns), strict=True
     ):

@@ -18,6 +18,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+Answer = tuple[str, Segment | ObjectNotFoundError | CorruptObjectError, float | None]
+"""A key, what fetching it gave, and when it arrived if the listing did not tell."""
+
+
 class StartAgain(Exception):
     """What was planned from is outdated: an object is gone, or a manifest has changed."""
 
@@ -134,7 +138,12 @@ class LogReader:
         skipped: set[str] = set()
         missing = set(wanted)
         while missing:
-            for key, answer in self.map(self._try_fetch, sorted(missing)):
+            listed, hidden = missing & listing.arrived.keys(), missing - listing.arrived.keys()
+            answers = [
+                *self.map(self._try_fetch, sorted(listed)),
+                *self.map(self._try_fetch_hidden, sorted(hidden)),
+            ]
+            for key, answer, modified in answers:
                 if isinstance(answer, ObjectNotFoundError):
                     if key in listing.arrived:
                         raise StartAgain from answer
@@ -146,26 +155,25 @@ class LogReader:
                     skipped.add(key)
                 else:
                     segments[key] = answer
-                    if key not in arrived:
-                        arrived[key] = self._arrival(key)
+                    if modified is not None:
+                        arrived[key] = to_us(modified)
             missing = self._named(segments, merged, thread_id)
             missing -= segments.keys() | gone | skipped
         return Tail(segments, arrived, bool(gone))
 
-    def _try_fetch(
-        self, key: str
-    ) -> tuple[str, Segment | ObjectNotFoundError | CorruptObjectError]:
+    def _try_fetch(self, key: str) -> Answer:
         try:
-            return key, self.fetch(key)
+            return key, self.fetch(key), None
         except (ObjectNotFoundError, CorruptObjectError) as error:
-            return key, error
+            return key, error, None
 
-    def _arrival(self, key: str) -> int:
-        """When a segment arrived that no page of the listing showed."""
+    def _try_fetch_hidden(self, key: str) -> Answer:
+        """Fetch a segment that no page showed: only the store tells whether it is still there."""
         try:
-            return to_us(self._objects.get(key).modified)
-        except ObjectNotFoundError as error:
-            raise StartAgain from error
+            found = self._objects.get(key)
+            return key, decode_segment(key, found.data), found.modified
+        except (ObjectNotFoundError, CorruptObjectError) as error:
+            return key, error, None
 
     @staticmethod
     def _named(

@@ -33,10 +33,12 @@ class HeadScope:
     that holds the channel's latest snapshot or value, whose writes are all at hand."""
     settled: frozenset[CheckpointKey] = frozenset()
     """The checkpoints that the manifest shows."""
-    heads: frozenset[CheckpointKey] = frozenset()
-    """Of these, the ones at which everything that was stored is at hand."""
+    head_ids: Mapping[str, str] = field(default_factory=dict)
+    """For each namespace the head of the manifest, which it holds whole."""
     evicted: frozenset[int] = frozenset()
     """The hashes of namespaces that the manifest no longer holds."""
+    blind: bool = False
+    """Whether nothing may be answered from the records at hand."""
 
 
 class ThreadView:
@@ -154,7 +156,9 @@ class ThreadView:
             NeedsHistory: the namespace may exist outside of the records at hand.
         """
         scope = self.scope
-        if scope is not None and scope.evicted and name_hash(ns) in scope.evicted:
+        if scope is not None and (
+            scope.blind or (scope.evicted and name_hash(ns) in scope.evicted)
+        ):
             raise NeedsHistory
         found = self._checkpoints.get(ns)
         return found[max(found)] if found else None
@@ -167,11 +171,11 @@ class ThreadView:
     def holds_whole(self, checkpoint: Record) -> bool:
         """Whether all that was stored at the checkpoint is at hand.
 
-        A manifest holds its heads whole; of their ancestors only what a walk needs.
+        A manifest holds its heads whole; of their ancestors only what a walk needs. One that
+        is newer than the head is in the tail; an older one may have been merged before.
         """
-        scope = self.scope
-        key = (checkpoint.checkpoint_ns, checkpoint.checkpoint_id)
-        return scope is None or not self.settled(checkpoint) or key in scope.heads
+        ns, checkpoint_id = checkpoint.checkpoint_ns, checkpoint.checkpoint_id
+        return self.scope is None or checkpoint_id >= self.scope.head_ids.get(ns, "")
 
     # -- values ------------------------------------------------------------------
 
@@ -243,6 +247,6 @@ class ThreadView:
     def covers(self, ns: str, checkpoint_id: str, channel: str) -> bool:
         """Whether all that the channel has at the checkpoint is at hand."""
         scope = self.scope
-        if scope is None or (ns, checkpoint_id) not in scope.settled:
+        if scope is None or checkpoint_id in scope.since.get((ns, channel), ()):
             return True
-        return checkpoint_id in scope.since.get((ns, channel), ())
+        return checkpoint_id > scope.head_ids.get(ns, "")

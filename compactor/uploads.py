@@ -1,0 +1,56 @@
+"""Snapshot objects: stored before the manifest that names them, and not left over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from logstore.lanes import store_once
+from logstore.objects.base import ObjectStore
+from logstore.values import encode_value_object
+
+
+class Uploads:
+    """The snapshot objects that publishing one thread has stored.
+
+    After a lost race the next try uses them again; those that no manifest can come to name
+    any more are deleted.
+    """
+
+    def __init__(self, objects: ObjectStore) -> None:
+        """Nothing is stored yet."""
+        self._objects = objects
+        self._stored: dict[int, str] = {}
+        self._unused: set[str] = set()
+        self._in_doubt = False
+
+    def put(self, key: str, checksum: int, value: bytes) -> tuple[str, int]:
+        """Store a value under `key`, unless an earlier try has stored the same.
+
+        Returns:
+            The key that holds it, and the bytes that were written.
+        """
+        if checksum in self._stored:
+            return self._stored[checksum], 0
+        body = encode_value_object(value)
+        store_once(self._objects, key, body)
+        self._stored[checksum] = key
+        self._unused.add(key)
+        return key, len(body)
+
+    def won(self, keys: Sequence[str]) -> None:
+        """The swap has landed, and names these."""
+        self._unused.difference_update(keys)
+        self._in_doubt = False
+
+    def swapping(self) -> None:
+        """A swap is sent that names what was stored: until it has lost, keep everything."""
+        self._in_doubt = True
+
+    def lost(self) -> None:
+        """The swap can never land: the manifest has changed."""
+        self._in_doubt = False
+
+    def discard_unused(self) -> None:
+        """Delete what nothing names and nothing can come to name."""
+        if self._unused and not self._in_doubt:
+            self._objects.delete(sorted(self._unused))
