@@ -149,7 +149,8 @@ class PartitionJob:
             return report
         fresh = plan.fresh_table()
         results = self._publish(fresh, parallel)
-        output = self._merge(fresh, [r for result in results for r in result.work.made])
+        made = [r for result in results for r in (*result.work.made, *result.graves)]
+        output = self._merge(fresh, made)
         report = _count(report, plan, results, output)
         committed = self._next_manifest(manifest, output, condemned, report)
         size = self._commit(committed)
@@ -197,12 +198,12 @@ class PartitionJob:
 
     # -- merging -----------------------------------------------------------------
 
-    def _merge(self, fresh: pa.Table, snapshots: Sequence[Record]) -> _Output:
+    def _merge(self, fresh: pa.Table, made: Sequence[Record]) -> _Output:
         plan = self._plan
         if not fresh.num_rows:
             return _Output(Tier((), 0), None, 0)
         tier = choose_tier(plan.manifest, self._store.runs, deleted_threads(fresh))
-        tables = [fresh, records_to_table(snapshots)]
+        tables = [fresh, records_to_table(made)]
         tables += [self._store.runs.whole(run) for run in tier.inputs]
         merged = merge_tables(tables)
         read = fresh.nbytes + sum(run.size for run in tier.inputs)

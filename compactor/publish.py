@@ -49,6 +49,8 @@ class PublishResult:
     """What publishing one thread did."""
 
     work: SnapshotWork = field(default_factory=SnapshotWork)
+    graves: tuple[Record, ...] = ()
+    """The thread's tombstones: what they hide is not written again."""
     bytes_written: int = 0
     objects_deleted: int = 0
 
@@ -126,6 +128,7 @@ class Publisher:
             read = self._full_read(old, records)
             work, kept = self._decide(read, old)
         result.work = work
+        result.graves = tuple(t._replace(value=None) for t in read.view.tombstones)
         now = self._plan.listing.date
         entries, written = self._settle_values(kept.records, read, uploads)
         result.bytes_written += written

@@ -164,7 +164,6 @@ def _with_messages(
         node: {**seen, MESSAGES: version} if seen.get(MESSAGES) == before else seen
         for node, seen in checkpoint["versions_seen"].items()
     }
-    checkpoint["updated_channels"] = [MESSAGES]
     return checkpoint
 
 
