@@ -22,6 +22,7 @@ from compactor.fold import Folder
 from compactor.merge import merge_tables, write_run
 from compactor.plan import Plan, Tier, choose_tier, deleted_threads, make_plan, orphans
 from compactor.publish import LostJob, Publisher, PublishResult
+from compactor.rebase import chains_to_rebase, rebase_thread
 from compactor.report import Outcome, PartitionReport, Report
 from logstore.errors import (
     ConditionFailedError,
@@ -205,7 +206,7 @@ class PartitionJob:
         tier = choose_tier(plan.manifest, self._store.runs, deleted_threads(fresh))
         tables = [fresh, records_to_table(made)]
         tables += [self._store.runs.whole(run) for run in tier.inputs]
-        merged = merge_tables(tables)
+        merged = self._rebased(merge_tables(tables), fresh)
         read = fresh.nbytes + sum(run.size for run in tier.inputs)
         if not merged.num_rows:
             return _Output(tier, None, read)
@@ -224,6 +225,20 @@ class PartitionJob:
             generation=plan.generation,
         )
         return _Output(tier, run, read)
+
+    def _rebased(self, merged: pa.Table, fresh: pa.Table) -> pa.Table:
+        """The table with long chains of patches numbered and patched anew."""
+        threads = pa.array(sorted(chains_to_rebase(merged)), pa.string())
+        if not len(threads):
+            return merged
+        mask = pc.is_in(merged["thread_id"], threads)
+        new = dict(_by_thread(fresh.filter(pc.is_in(fresh["thread_id"], threads))))
+        parts = [merged.filter(pc.invert(mask))]
+        for thread_id, rows in _by_thread(merged.filter(mask)):
+            read = self._publisher.whole_thread(thread_id, [*new.get(thread_id, ()), *rows])
+            decoder = self._store.reader.decoder(read)
+            parts.append(records_to_table(rebase_thread(read, rows, decoder)))
+        return merge_tables(parts)
 
     # -- committing --------------------------------------------------------------
 

@@ -176,17 +176,22 @@ class Publisher:
 
     def _full_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
         """The thread as the runs, the job's segments, and the manifest's others tell it."""
-        plan, store = self._plan, self._store
-        runs = [run for run in plan.manifest.runs if run.may_hold(old.thread_id)]
-        others = self._named_by(old)
+        return self.whole_thread(old.thread_id, [*records, *self._named_by(old)])
+
+    def whole_thread(self, thread_id: str, fresh: Sequence[Record]) -> ThreadRead:
+        """The thread as the runs and some newer records tell it.
+
+        Raises:
+            LostJob: a run is gone, so another job has committed.
+        """
+        runs = [run for run in self._plan.manifest.runs if run.may_hold(thread_id)]
         try:
-            stored = [r for run in runs for r in store.runs.rows(run, old.thread_id)]
+            stored = [r for run in runs for r in self._store.runs.rows(run, thread_id)]
         except StartAgain as error:
             raise LostJob from error
-        fresh = [*records, *others]
         by_key: Mapping[str, RunEntry] = {run.key: run for run in runs}
-        view = ThreadView(old.thread_id, [*stored, *fresh])
-        return ThreadRead(view, late_writes(fresh), by_key, plan.listing, (), {})
+        view = ThreadView(thread_id, [*stored, *fresh])
+        return ThreadRead(view, late_writes(fresh), by_key, self._plan.listing, (), {})
 
     def _named_by(self, old: SnapshotManifest) -> list[Record]:
         """Records of segments that another job put into the manifest and did not commit yet.

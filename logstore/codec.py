@@ -24,7 +24,9 @@ MIN_VALUE_BYTES = 256
 """Smaller values are stored as they are: a patch would not be smaller."""
 _ZSTD_MAX_BYTES = 1 << 20
 _MAX_DICTIONARY_BYTES = 256 << 20
-_MIN_GAIN = 0.8
+_MAX_RATIO = 0.25
+"""A patch of more than this part of its value is not worth it: stored whole, the value is
+compressed together with its neighbours, which often hold the same, and a patch is not."""
 _MAX_COPIES = 4096
 _ANCHOR_BYTES = 48
 _PROBE_STEP = 64
@@ -48,7 +50,7 @@ def encode_patch(value: bytes, base: bytes, writes: Sequence[bytes]) -> bytes | 
         patch = b"Z" + _compress(value, base + written)
     else:
         patch = _encode_copies(value, base, written)
-    return patch if len(patch) < _MIN_GAIN * len(value) else None
+    return patch if len(patch) <= _MAX_RATIO * len(value) else None
 
 
 def decode_patch(patch: bytes, base: bytes, writes: Sequence[bytes], size: int) -> bytes:

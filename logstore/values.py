@@ -122,6 +122,14 @@ class ValueDecoder:
         """
         return [self._value(record) for record in records]
 
+    def prime(self, record: Record, typed: Typed) -> None:
+        """Take a record's value as known."""
+        self._decoded[id(record)] = (record, typed, 0)
+
+    def forget(self) -> None:
+        """Let go of all decoded values."""
+        self._decoded.clear()
+
     def links(self, record: Record) -> int:
         """How many patches the decoding of a record's value took, which was loaded."""
         return self._decoded[id(record)][2]
