@@ -210,8 +210,11 @@ class ThreadReader:
     ) -> ThreadRead:
         manifest, etag = self.partition_manifest(partition)
         tail = self._log.read(listing, manifest.merged.keys(), thread_id)
-        if tail.gone and self.partition_manifest(partition)[1] != etag:
-            raise StartAgain
+        if tail.gone:
+            if etag is None:
+                raise _lost_segment(thread_id)
+            if self.partition_manifest(partition)[1] != etag:
+                raise StartAgain
         self._lineage.read(thread_id, tail.builds_on(thread_id), manifest.merged)
         tailing = tail.records(thread_id)
         fresh = [*tailing, *pending]

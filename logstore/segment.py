@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -34,11 +34,15 @@ class Segment:
     """Its records, without `arrived`."""
     builds_on: Mapping[str, Sequence[str]]
     """For each thread: the keys of the segments that its records here build on."""
+    _rows: dict[str, list[Record]] = field(default_factory=dict, repr=False)
 
     def records(self, thread_id: str, arrived: int) -> list[Record]:
         """The thread's records, with the arrival that the listing gave."""
-        rows = self.table.filter(pc.equal(self.table["thread_id"], thread_id))
-        return [record._replace(arrived=arrived) for record in table_to_records(rows)]
+        rows = self._rows.get(thread_id)
+        if rows is None:
+            mine = self.table.filter(pc.equal(self.table["thread_id"], thread_id))
+            rows = self._rows[thread_id] = table_to_records(mine)
+        return [record._replace(arrived=arrived) for record in rows]
 
 
 def encode_segment(
@@ -77,7 +81,7 @@ def decode_segment(key: str, data: bytes) -> Segment:
         FormatVersionError: a newer version of logstore wrote it.
     """
     name = SegmentName.parse(key)
-    table, meta = read_parquet(key, lambda: pq.ParquetFile(pa.BufferReader(data), **PARQUET_READ))
+    table, meta = read_parquet(key, lambda: pq.ParquetFile(pa.BufferReader(data), **_SEGMENT_READ))
     if meta.get("writer") != name.writer or meta.get("seq") != name.seq:
         raise CorruptObjectError(
             f"segment {key} holds the records of writer {meta.get('writer')} at position "
@@ -88,6 +92,7 @@ def decode_segment(key: str, data: bytes) -> Segment:
 
 
 PARQUET_READ: dict[str, Any] = {"page_checksum_verification": True}
+_SEGMENT_READ = {**PARQUET_READ, "pre_buffer": False}
 
 
 def read_parquet(
@@ -102,7 +107,7 @@ def read_parquet(
     try:
         file = open_file()
         meta = parquet_meta(key, file)
-        return file.read(), meta
+        return file.read(use_threads=False), meta
     except (pa.ArrowException, OSError, ValueError) as error:
         raise corrupt_parquet(key, error) from error
 
@@ -160,6 +165,8 @@ def _time_array(values: Sequence[int | None], field: pa.Field) -> pa.Array:
 
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table with exactly the schema's columns; one it lacks is filled with nulls."""
+    if table.schema.equals(schema):
+        return table
     arrays = []
     for field in schema:
         if field.name in table.column_names:

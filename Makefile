@@ -1,0 +1,43 @@
+# Every target sets up what it needs: a virtual environment in .venv, with the project in it.
+
+PYTHON ?= python3
+INPUT ?=
+STORE ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check clean
+
+help: ## Show what there is to make
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make demo INPUT=FILE.jsonl STORE=URI   the demo on your own conversations or store"
+
+demo: $(STAMP) ## Run the main job end to end: write, compact, read back, compare
+	@$(BIN)/python -m logstore.demo \
+		$(if $(INPUT),--input "$(INPUT)") $(if $(STORE),--store "$(STORE)")
+
+test: $(STAMP) ## Run the whole test suite
+	@$(BIN)/python -m pytest -n 2
+
+check: $(STAMP) ## Lint, check the format and the types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean: ## Remove the environment, the demo's store and all caches
+	rm -rf $(VENV) demo-store build dist *.egg-info \
+		.mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12"; exit 1; }
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@

@@ -1,0 +1,57 @@
+"""What README.md and infra/README.md show works as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from logstore.cli import app
+from tests.cli.conftest import run, run_json
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(name: str, language: str) -> list[str]:
+    """The fenced blocks of a language in a document."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    (example,) = blocks("README.md", "python")
+    assert len([line for line in example.splitlines() if line]) <= 15
+    uri = (tmp_path / "store").as_uri()
+    program = example.replace("file:///var/lib/agents", uri)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+    shown = run_json("show", uri, "customer-42")["channels"]["messages"]
+    written = [message for write in shown["writes"] for message in write["value"]]
+    seed = shown["seed"]["value"]["value"] if shown["seed"] else []
+    assert seed + written == ["hello", "answer 1"]
+
+
+def test_every_command_that_is_named_exists() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    known = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    named = set(re.findall(r"^    logstore (\w+) URI", text, re.MULTILINE))
+    assert {"threads", "history", "show", "stats", "ingest"} <= named
+    assert named <= known
+    assert run("init", "--help").exit_code == 0
+
+
+def test_the_permissions_are_json() -> None:
+    (policy,) = blocks("infra/README.md", "json")
+    actions = [s["Action"] for s in json.loads(policy)["Statement"]]
+    assert actions == [["s3:GetObject", "s3:PutObject", "s3:DeleteObject"], "s3:ListBucket"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_explains_itself() -> None:
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("demo", "test", "check", "clean"):
+        assert f"make {target}" in done.stdout

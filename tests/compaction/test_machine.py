@@ -1,0 +1,313 @@
+"""The saver and the compactor against LangGraph's `InMemorySaver`, in any order of events."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.types import Overwrite
+
+from compactor import Outcome, compact
+from compactor.channels import ChannelRule, ChannelSpec, ChannelTable
+from logstore import LogStoreSaver
+from logstore.objects.memory import MemoryObjectStore
+from logstore.store import LogStore, StoreOptions
+from tests.helpers import Config, append, assert_same_tuple, rebuilt, thread
+
+DELTAS = {name: DeltaChannel(append, list, snapshot_frequency=9) for name in ("d", "e")}
+NAMESPACES = ("", "sub:0001")
+THREADS = ("a", "b")
+INLINE_K = 4
+"""The graph itself writes a snapshot after so many updates."""
+
+
+def table(k: int) -> ChannelTable:
+    rules = []
+    for name, channel in DELTAS.items():
+        spec = ChannelSpec(name, channel.from_checkpoint(None), k, "machine")
+        rules += [ChannelRule(spec), ChannelRule(spec, namespace="sub")]
+    return ChannelTable(rules)
+
+
+@dataclass(frozen=True)
+class At:
+    """A checkpoint's address, which exists from the moment that its id is chosen."""
+
+    thread_id: str
+    ns: str
+    checkpoint_id: str
+
+    @property
+    def config(self) -> Config:
+        return thread(self.thread_id, self.ns, self.checkpoint_id)
+
+
+@dataclass
+class Known:
+    """What the machine put at an address."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    counters: dict[str, tuple[int, int]] = field(default_factory=dict)
+    call: tuple[Any, ...] = ()
+
+
+writes_of_a_task = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["d", "d", "e"]), st.lists(st.integers(0, 99), max_size=2)),
+        st.tuples(st.just("d"), st.lists(st.integers(0, 9), max_size=2).map(Overwrite)),
+        st.tuples(st.sampled_from(["x", "__error__", "__resume__"]), st.integers(0, 9)),
+    ),
+    max_size=3,
+)
+tasks = st.sampled_from(["00000000-0", "5a", "c", "ffffffff-0"])
+paths = st.sampled_from(["", "~__pregel_pull, a", "~__pregel_push, 1", "~~exit"])
+
+
+class SaverMachine(RuleBasedStateMachine):
+    """Every answer equals the model's, but for the snapshots that the compactor added."""
+
+    checkpoints = Bundle("checkpoints")
+    reserved = Bundle("reserved")
+
+    @initialize()
+    def begin(self) -> None:
+        self.name = f"machine-{secrets.token_hex(6)}"
+        options = StoreOptions(partitions=1, short_grace_s=0, long_grace_s=0)
+        store = LogStore.open(self.uri, options)
+        store.create()
+        self.saver = LogStoreSaver(store)
+        self.model = InMemorySaver()
+        self.known: dict[At, Known] = {}
+        self.serial = 0
+        self.touched: At | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"memory://{self.name}"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "name"):
+            return
+        try:
+            self.compare(self.saver)
+            self.reopen()
+            self.compare(self.saver)
+        finally:
+            self.saver.close()
+            MemoryObjectStore.forget(self.name)
+
+    # -- the graph's side ------------------------------------------------------------
+
+    def address(self, thread_id: str, ns: str) -> At:
+        self.serial += 1
+        return At(thread_id, ns, f"1ef{self.serial:05d}")
+
+    @rule(target=checkpoints, thread_id=st.sampled_from(THREADS), ns=st.sampled_from(NAMESPACES))
+    def put_a_root(self, thread_id: str, ns: str) -> At:
+        at = self.address(thread_id, ns)
+        self.put(at, None, {"x"}, thread(thread_id, ns))
+        return at
+
+    @rule(target=checkpoints, parent=checkpoints, extra=st.sets(st.sampled_from("dex"), max_size=1))
+    def put_a_child(self, parent: At, extra: set[str]) -> Any:
+        if parent not in self.known:
+            return multiple()
+        at = self.address(parent.thread_id, parent.ns)
+        self.put(at, parent, extra, parent.config)
+        return at
+
+    @rule(target=reserved, parent=checkpoints)
+    def choose_the_id_of_a_child(self, parent: At) -> Any:
+        if parent not in self.known:
+            return multiple()
+        return (parent, self.address(parent.thread_id, parent.ns))
+
+    @rule(target=checkpoints, pair=consumes(reserved))
+    def put_the_chosen_child(self, pair: tuple[At, At]) -> Any:
+        parent, at = pair
+        if parent not in self.known:
+            return multiple()
+        self.put(at, parent, set(), parent.config)
+        return at
+
+    @rule(pair=reserved, writes=writes_of_a_task, task=tasks, path=paths)
+    def write_before_the_put(
+        self, pair: tuple[At, At], writes: list[Any], task: str, path: str
+    ) -> None:
+        if pair[0] in self.known:
+            self.write(pair[1], writes, task, path)
+
+    @rule(at=checkpoints, writes=writes_of_a_task, task=tasks, path=paths)
+    def write_at_a_checkpoint(self, at: At, writes: list[Any], task: str, path: str) -> None:
+        if at in self.known:
+            self.write(at, writes, task, path)
+
+    @rule(at=checkpoints)
+    def put_again(self, at: At) -> None:
+        if at in self.known:
+            for saver in (self.saver, self.model):
+                saver.put(*self.known[at].call)
+            self.touched = at
+
+    def put(self, at: At, parent: At | None, extra: set[str], config: Config) -> None:
+        before = self.known[parent] if parent else Known()
+        written = {w.channel for w in self.writes_at(parent)} | extra if parent else extra
+        versions = dict(before.versions)
+        updated = {ch for ch in written if ch in ("d", "e", "x")}
+        for channel in sorted(updated):
+            version = self.model.get_next_version(versions.get(channel), None)
+            versions[channel] = version
+        counters: dict[str, tuple[int, int]] = {}
+        values: dict[str, Any] = {"x": self.serial} if "x" in updated else {}
+        for name in DELTAS:
+            u, t = before.counters.get(name, (0, 0)) if parent else (0, 0)
+            u, t = u + (name in updated), t + 1
+            if u >= INLINE_K and name in updated and parent is not None:
+                values[name] = _DeltaSnapshot(self.value_after(parent, name))
+            elif name in versions:
+                counters[name] = (u, t)
+        metadata: dict[str, Any] = {"source": "loop", "step": self.serial, "parents": {}}
+        if counters:
+            metadata["counters_since_delta_snapshot"] = counters
+        checkpoint = {
+            "v": 4,
+            "id": at.checkpoint_id,
+            "ts": "2026-01-01T00:00:00+00:00",
+            "channel_values": values,
+            "channel_versions": versions,
+            "versions_seen": {},
+            "updated_channels": sorted(updated),
+        }
+        new = {ch: versions[ch] for ch in sorted(updated)}
+        call = (config, checkpoint, metadata, new)
+        for saver in (self.saver, self.model):
+            saver.put(*call)
+        self.known[at] = Known(versions, counters, call)
+        self.touched = at
+
+    def writes_at(self, at: At) -> list[Any]:
+        @dataclass
+        class Write:
+            channel: str
+            value: Any
+
+        found = self.model.get_tuple(at.config)
+        assert found is not None
+        return [Write(channel, value) for _, channel, value in found.pending_writes or ()]
+
+    def value_after(self, parent: At, name: str) -> Any:
+        channel = DELTAS[name].from_checkpoint(rebuilt(self.model, parent.config, DELTAS)[name])
+        writes = [("", name, w.value) for w in self.writes_at(parent) if w.channel == name]
+        channel.replay_writes(writes)
+        return channel.get()
+
+    def write(self, at: At, writes: list[Any], task: str, path: str) -> None:
+        for saver in (self.saver, self.model):
+            saver.put_writes(at.config, writes, task, path)
+        self.touched = at
+
+    @rule(thread_id=st.sampled_from(THREADS))
+    def delete(self, thread_id: str) -> None:
+        for saver in (self.saver, self.model):
+            saver.delete_thread(thread_id)
+        for at in [at for at in self.known if at.thread_id == thread_id]:
+            del self.known[at]
+
+    # -- the store's side ------------------------------------------------------------
+
+    @rule(k=st.sampled_from([1, 2, 3]))
+    def compact_and_fold(self, k: int) -> None:
+        report = compact(self.uri, table=table(k))
+        assert not report.unfolded
+        assert {p.outcome for p in report.partitions} <= {Outcome.COMMITTED, Outcome.IDLE}
+
+    @rule()
+    def compact_without_reducers(self) -> None:
+        compact(self.uri)
+
+    @rule()
+    def compact_in_the_savers_process(self) -> None:
+        compact(self.saver.store, table=table(2))
+
+    @rule()
+    def reopen(self) -> None:
+        self.saver.close()
+        self.saver = LogStoreSaver.from_conn_string(self.uri, compaction="off")
+
+    # -- comparing -------------------------------------------------------------------
+
+    @rule(fresh=st.booleans())
+    def compare_all(self, fresh: bool) -> None:
+        if fresh:
+            self.reopen()
+        self.compare(self.saver)
+
+    @precondition(lambda self: getattr(self, "touched", None) is not None)
+    @invariant()
+    def the_head_is_right(self) -> None:
+        at, self.touched = self.touched, None
+        assert at is not None
+        self.compare_head(self.saver, at.thread_id, at.ns)
+
+    def compare(self, saver: LogStoreSaver) -> None:
+        for thread_id in THREADS:
+            for ns in NAMESPACES:
+                self.compare_head(saver, thread_id, ns)
+            listed = {key_of(t): t for t in saver.list(thread(thread_id))}
+            expected = {key_of(t): t for t in self.model.list(thread(thread_id))}
+            assert listed.keys() == expected.keys()
+            for key, found in listed.items():
+                assert_same_tuple(found, expected[key])
+        for at in self.known:
+            self.compare_at(saver, at.config)
+
+    def compare_head(self, saver: LogStoreSaver, thread_id: str, ns: str) -> None:
+        self.compare_at(saver, thread(thread_id, ns))
+
+    def compare_at(self, saver: LogStoreSaver, config: Config) -> None:
+        expected = self.model.get_tuple(config)
+        found = saver.get_tuple(config)
+        assert_same_tuple(found, expected)
+        if expected is not None and found is not None:
+            assert rebuilt(saver, config, DELTAS) == rebuilt(self.model, config, DELTAS)
+            # What a walk gives must be right even where a snapshot is at hand.
+            walked = saver.get_delta_channel_history(config=config, channels=list(DELTAS))
+            wanted = self.model.get_delta_channel_history(config=config, channels=list(DELTAS))
+            for name, spec in DELTAS.items():
+                assert replayed(spec, walked[name]) == replayed(spec, wanted[name])
+
+
+def replayed(spec: DeltaChannel, history: Any) -> Any:
+    channel = spec.from_checkpoint(history.get("seed"))
+    channel.replay_writes(history["writes"])
+    return channel.get()
+
+
+def key_of(found: Any) -> tuple[str, str]:
+    configurable = found.config["configurable"]
+    return (configurable["checkpoint_ns"], configurable["checkpoint_id"])
+
+
+TestSaverMachine = SaverMachine.TestCase
+TestSaverMachine.settings = settings(
+    max_examples=5,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

@@ -1,0 +1,3 @@
+"""The world that every test here steps through."""
+
+from tests.protocol.world import world as world
