@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from compactor.config import Operation, load_operation
 from compactor.job import Job
 from compactor.report import Report
 from compactor.service import serve
 from compactor.status import StoreStatus, read_status
-from logstore.cli.common import console, human_bytes, print_json, run_app
+from logstore.cli.common import Commands, cell, console, human_bytes, print_json, run_app, table
+from logstore.cli.options import Json, Uri, existing_store
 from logstore.errors import InvalidOptionError
 from logstore.store import LogStore
 
 app = typer.Typer(
-    help="Merge a store's segments into runs, and make snapshots of delta channels.\n\n"
-    "Safe to run at any time, from several machines at once: two jobs waste work, no more.",
+    cls=Commands,
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="""Merge a store's segments into runs, and make snapshots of delta channels.
+
+    Safe at any time, and from several machines at once: two jobs waste work, and no more.
+
+    Exit codes: 0 done, 1 the store has a problem, 2 the command line or configuration is wrong,
+    130 interrupted.
+    """,
 )
 
-Uri = Annotated[
-    str, typer.Argument(metavar="URI", help="file:///dir or s3://bucket/prefix?endpoint_url=…")
-]
 Graph = Annotated[
     str | None,
     typer.Option(metavar="MODULE:ATTR", help="A compiled graph; its delta channels are folded."),
@@ -44,7 +50,6 @@ Frequency = Annotated[
         "--snapshot-frequency", metavar="K", min=1, help="K for all channels, not their own."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
 Partition = Annotated[
     list[int] | None,
     typer.Option("--partition", metavar="N", help="Only this partition; may be repeated."),
@@ -72,11 +77,8 @@ def run(
       compactor run "s3://bucket/agents?region=eu-central-1" --config compactor.toml --json
     """
     operation = _operation(graph, config, serde, frequency)
-    store = LogStore.open(uri)
-    try:
+    with existing_store(uri) as store:
         report = _job(store, operation, partition)
-    finally:
-        store.close()
     if json:
         print_json(report.to_dict())
     else:
@@ -102,11 +104,8 @@ def serve_(
     """
     operation = _operation(graph, config, serde, frequency)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    store = LogStore.open(uri)
-    try:
+    with existing_store(uri) as store:
         serve(lambda: _job(store, operation, None), interval, _log_report)
-    finally:
-        store.close()
 
 
 @app.command()
@@ -117,11 +116,8 @@ def status(uri: Uri, json: Json = False) -> None:
 
       compactor status file:///var/lib/agents
     """
-    store = LogStore.open(uri)
-    try:
+    with existing_store(uri) as store:
         found = read_status(store)
-    finally:
-        store.close()
     if json:
         print_json(found.to_dict())
     else:
@@ -143,13 +139,10 @@ def _job(store: LogStore, operation: Operation, partitions: list[int] | None) ->
 
 
 def _show_report(report: Report) -> None:
-    table = Table(title=f"compacted {report.uri} in {report.seconds:.1f} s")
-    table.add_column("partition", justify="right")
-    table.add_column("outcome")
-    for name in ("segments", "runs merged", "rows", "written", "snapshots", "voided", "deleted"):
-        table.add_column(name, justify="right")
+    counters = ("segments", "runs merged", "rows", "written", "snapshots", "voided", "deleted")
+    rows = table("partition", "outcome", *counters, right=("partition", *counters))
     for part in report.partitions:
-        table.add_row(
+        rows.add_row(
             f"{part.partition}",
             part.outcome,
             f"{part.segments_merged}",
@@ -160,14 +153,15 @@ def _show_report(report: Report) -> None:
             f"{part.voided}",
             f"{part.segments_deleted + part.runs_deleted + part.objects_deleted}",
         )
-    console.print(table)
-    _show_reasons("No snapshots of", report.unfolded)
-    _show_reasons("Could not read", report.unreadable)
+    console.print(f"compacted {report.uri} in {report.seconds:.1f} s", markup=False)
+    console.print(rows)
+    _show_reasons("no snapshots of", report.unfolded)
+    _show_reasons("not readable, left as it is:", report.unreadable)
 
 
-def _show_reasons(title: str, reasons: dict[str, str]) -> None:
+def _show_reasons(title: str, reasons: Mapping[str, str]) -> None:
     for name, reason in sorted(reasons.items()):
-        console.print(f"[yellow]{title}[/yellow] [bold]{name}[/bold]: {reason}", highlight=False)
+        console.print(cell(f"{title} {name}: {reason}", style="yellow"))
 
 
 def _log_report(report: Report) -> None:
@@ -183,37 +177,33 @@ def _log_report(report: Report) -> None:
 
 
 def _show_status(found: StoreStatus) -> None:
-    table = Table(title=f"compaction of {found.uri}")
-    columns: list[tuple[str, Any]] = [
-        ("partition", "right"),
-        ("generation", "right"),
-        ("last job", "left"),
-        ("tail segments", "right"),
-        ("oldest", "right"),
-        ("runs by level", "left"),
-        ("rows", "right"),
-        ("bytes", "right"),
-        ("to delete", "right"),
-        ("written in all", "right"),
-    ]
-    for name, justify in columns:
-        table.add_column(name, justify=justify)
+    numbers = ("generation", "tail", "runs", "rows", "bytes", "to delete", "written in all")
+    rows = table(
+        "partition",
+        "last commit",
+        "oldest in tail",
+        "levels",
+        *numbers,
+        right=("partition", *numbers),
+    )
     for part in found.partitions:
-        table.add_row(
+        rows.add_row(
             f"{part.partition}",
-            f"{part.generation}",
             part.last_commit or "never",
-            f"{part.tail_segments}",
             part.oldest_tail or "-",
-            ", ".join(f"{level}: {count}" for level, count in part.levels.items()) or "-",
+            " ".join(f"{level}:{count}" for level, count in part.levels.items()) or "-",
+            f"{part.generation}",
+            f"{part.tail_segments}",
+            f"{sum(part.levels.values())}",
             f"{part.rows}",
             human_bytes(part.run_bytes),
             f"{part.waiting}",
             human_bytes(part.totals.get("bytes_written", 0)),
         )
-    console.print(table)
+    console.print(f"compaction of {found.uri}", markup=False)
+    console.print(rows)
     for part in found.partitions:
-        _show_reasons("No snapshots of", part.unfolded)
+        _show_reasons("no snapshots of", part.unfolded)
 
 
 def main() -> None:

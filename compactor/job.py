@@ -37,6 +37,7 @@ from logstore.reader import until_stable
 from logstore.records import Record
 from logstore.segment import records_to_table, table_to_records
 from logstore.store import LogStore, Settings
+from logstore.tail import StartAgain
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[PartitionReport], None]
@@ -103,7 +104,7 @@ class Job:
             return PartitionJob(self._store, plan, self._table, self._serde, self.id).run(
                 self._parallel
             )
-        except LostJob:
+        except (LostJob, StartAgain):
             logger.info("partition %d: another job committed first", partition)
             return PartitionReport(partition, Outcome.LOST)
 

@@ -100,7 +100,7 @@ class Publisher:
             except (ConditionFailedError, OutcomeUnknownError):
                 now = self._store.reader.snapshot_manifest(thread_id, self._plan.partition)
                 if now.etag != version.etag:
-                    uploads.lost()
+                    uploads.lost(now.manifest.object_keys)
                 if now.manifest.job != manifest.job:
                     time.sleep(random.uniform(0, 0.02 * 2 ** min(number, 5)))
                     continue

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
+from logstore.errors import ObjectStoreError
 from logstore.lanes import store_once
 from logstore.objects.base import ObjectStore
 from logstore.values import encode_value_object
@@ -46,11 +48,12 @@ class Uploads:
         """A swap is sent that names what was stored: until it has lost, keep everything."""
         self._in_doubt = True
 
-    def lost(self) -> None:
-        """The swap can never land: the manifest has changed."""
-        self._in_doubt = False
+    def lost(self, keys: Sequence[str]) -> None:
+        """The swap can never land any more: the manifest has changed, and names these."""
+        self.won(keys)
 
     def discard_unused(self) -> None:
         """Delete what nothing names and nothing can come to name."""
         if self._unused and not self._in_doubt:
-            self._objects.delete(sorted(self._unused))
+            with suppress(ObjectStoreError):  # left over at worst, and no reason to fail
+                self._objects.delete(sorted(self._unused))

@@ -241,7 +241,8 @@ class _Namespace:
                     stored = self.view.stored_value(record, channel)
                     if stored is not None:
                         newest[channel] = stored
-        snapshots = zip(newest, self.are_snapshots(list(newest.values())), strict=True)
+        shapes = self.are_snapshots(list(newest.values()), encrypted=False)
+        snapshots = zip(newest, shapes, strict=True)
         return found | {channel for channel, is_snapshot in snapshots if is_snapshot}
 
     def versions(self, record: Record) -> Mapping[str, str]:
@@ -262,8 +263,12 @@ class _Namespace:
         """Whether the checkpoint came with a value of its own."""
         return self.updated(record, channel) and self.view.stored_value(record, channel) is not None
 
-    def are_snapshots(self, values: Sequence[Record]) -> list[bool]:
-        return [_is_snapshot(*typed) for typed in self._load(values)]
+    def are_snapshots(self, values: Sequence[Record], *, encrypted: bool) -> list[bool]:
+        """Whether each value is a `_DeltaSnapshot`; `encrypted` says what those count as."""
+        return [
+            encrypted if "+" in type_ else _is_snapshot(type_, data)
+            for type_, data in self._load(values)
+        ]
 
     def overwritten(self, checkpoint: Record, channel: str) -> bool:
         """Whether a write at the checkpoint, or its child's own input, replaced the value."""
@@ -302,7 +307,9 @@ class _ChannelLook:
         exam.checkpoints += len(versioned)
         brought = [r for r in versioned if history.brings_value(r, self._channel)]
         stored = [history.view.stored_value(r, self._channel) for r in brought]
-        shapes = history.are_snapshots([value for value in stored if value is not None])
+        values = [value for value in stored if value is not None]
+        # A delta channel's own values are snapshots, unless the thread came from full mode.
+        shapes = history.are_snapshots(values, encrypted=True)
         inline = {r.checkpoint_id: s for r, s in zip(brought, shapes, strict=True)}
         for record in versioned:
             self._look(record, inline.get(record.checkpoint_id))
@@ -416,9 +423,8 @@ def _internal(channel: str) -> bool:
 
 
 def _is_snapshot(type_: str, data: bytes) -> bool:
-    """Whether a stored value is a `_DeltaSnapshot`; one that is encrypted counts as such."""
     if type_ != "msgpack":
-        return "+" in type_
+        return False
     value = msgpack.unpackb(data, ext_hook=msgpack.ExtType, strict_map_key=False)
     return isinstance(value, msgpack.ExtType) and value.code == _SNAPSHOT_EXTENSION
 

@@ -141,8 +141,15 @@ class Lane:
             return [e.done for e in (*self._in_flight, *self._queue)]
 
     def acknowledged(self, thread_id: str) -> list[Record]:
-        """The thread's records that were acknowledged and are not durable yet."""
+        """The thread's records that were acknowledged and are not durable yet.
+
+        Raises:
+            ThreadPoisonedError: an acknowledged write of the thread was lost.
+        """
         with self._lock:
+            poison = self._poisoned.get(thread_id)
+            if poison is not None:
+                raise poison
             entries = [e for e in (*self._in_flight, *self._queue) if not e.waited]
             seq = self._next_seq
         return [

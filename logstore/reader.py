@@ -127,13 +127,14 @@ class ThreadReader:
         if recheck is not None and recheck.result().etag != version.etag:
             version = recheck.result()
             tail = self._log.read(listing, version.manifest.merged, thread_id)
-        elif tail.gone:
+        while tail.gone:
             again = self.snapshot_manifest(thread_id, partition)
             if again.etag is None:
                 raise _lost_segment(thread_id)
-            if again.etag != version.etag:
-                version = again
-                tail = self._log.read(listing, version.manifest.merged, thread_id)
+            if again.etag == version.etag:
+                break
+            version = again
+            tail = self._log.read(listing, version.manifest.merged, thread_id)
         for wait in objects:
             wait()
         return self._head_read(thread_id, version.manifest, tail, pending, listing)

@@ -151,10 +151,10 @@ def records_to_table(records: Sequence[Record], schema: pa.Schema = SCHEMA) -> p
     """Records as an Arrow table of the given columns."""
     columns = dict(zip(Record._fields, zip(*records, strict=True), strict=True)) if records else {}
     arrays = [
-        _time_array(columns.get(field.name, ()), field)
-        if field.name in _TIME_COLUMNS
-        else pa.array(columns.get(field.name, ()), field.type)
-        for field in schema
+        _time_array(columns.get(column.name, ()), column)
+        if column.name in _TIME_COLUMNS
+        else pa.array(columns.get(column.name, ()), column.type)
+        for column in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
@@ -168,11 +168,11 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     if table.schema.equals(schema):
         return table
     arrays = []
-    for field in schema:
-        if field.name in table.column_names:
-            arrays.append(table[field.name].cast(field.type))
+    for column in schema:
+        if column.name in table.column_names:
+            arrays.append(table[column.name].cast(column.type))
         else:
-            arrays.append(pa.nulls(table.num_rows, field.type))
+            arrays.append(pa.nulls(table.num_rows, column.type))
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

@@ -29,7 +29,7 @@ from logstore.errors import (
     OutcomeUnknownError,
     StoreMismatchError,
 )
-from logstore.keys import STORE_JSON, partition_of
+from logstore.keys import STORE_JSON, SegmentName, partition_of
 from logstore.lanes import Entry, Lane, LaneContext
 from logstore.lineage import Lineage
 from logstore.objects import open_object_store
@@ -453,6 +453,8 @@ class _Runtime:
 
     def _observe(self, listing: Listing) -> None:
         self.clock.observe_date(listing.date)
+        if listing.arrived:
+            self.clock.observe_stamp(SegmentName.parse(max(listing.arrived)).stamp)
         if self._warned or len(listing.arrived) < LONG_TAIL_SEGMENTS:
             return
         age_s = listing.date - min(listing.arrived.values()) / 1e6

@@ -131,7 +131,7 @@ def s3_uri() -> str:
 class CompactingSaver(LogStoreSaver):
     """Runs a compaction job after every write: at every point where one can run."""
 
-    how: Mapping[str, Any] = {}  # noqa: RUF012
+    how: Mapping[str, Any] = {}
     """The job's options; without a graph it merges only."""
 
     def _compact(self) -> None:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from logstore.advise import FREQUENCIES, ChannelAdvice, advise
+from logstore.advise import FREQUENCIES, ChannelAdvice
+from logstore.advise import advise as advise_channels
 from logstore.cli.common import cell, console, human_bytes, print_json, table
 from logstore.cli.options import Json, existing_store
 from logstore.config import load_object
@@ -45,7 +46,7 @@ Threads = Annotated[
 ]
 
 
-def advise_(
+def advise(
     uri: OptionalUri = None,
     saver: SaverPath = None,
     thread: Threads = None,
@@ -67,7 +68,7 @@ def advise_(
         logstore advise --saver my_app.storage:open_postgres_saver --json
     """
     with _opened(uri, saver) as (found, thread_ids):
-        advice = advise(found, thread or thread_ids)
+        advice = advise_channels(found, thread or thread_ids)
     if json:
         print_json({"channels": [one.to_dict() for one in advice]})
     else:

@@ -79,6 +79,4 @@ def record_sets(max_size: int = 24) -> st.SearchStrategy[list[Record]]:
 def _consistent(found: Sequence[Record]) -> list[Record]:
     """Of one writer, what has a lane position arrived with it."""
     arrived: dict[tuple[str, int], int] = {}
-    return [
-        r._replace(arrived=arrived.setdefault((r.writer, r.seq), r.arrived)) for r in found
-    ]
+    return [r._replace(arrived=arrived.setdefault((r.writer, r.seq), r.arrived)) for r in found]

@@ -40,9 +40,7 @@ def assert_empty(place: Place, thread_id: str = "t") -> None:
     with place.fresh() as saver:
         assert saver.get_tuple(thread(thread_id)) is None
         assert list(saver.list(thread(thread_id))) == []
-        assert all(
-            t.config["configurable"]["thread_id"] != thread_id for t in saver.list(None)
-        )
+        assert all(t.config["configurable"]["thread_id"] != thread_id for t in saver.list(None))
 
 
 def assert_like(place: Place, model: InMemorySaver, thread_id: str = "t") -> None:
@@ -244,7 +242,9 @@ def assert_bytes_gone(place: Place, secret: str) -> None:
             data = store.objects.get(key).data
             assert needle not in data, key
             if key.startswith("snapshots/") and key.endswith("/manifest"):
-                decoded = zstandard.ZstdDecompressor().decompress(data[20:], max_output_size=1 << 30)
+                decoded = zstandard.ZstdDecompressor().decompress(
+                    data[20:], max_output_size=1 << 30
+                )
                 assert needle not in decoded, key
 
 

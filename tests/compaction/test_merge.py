@@ -15,7 +15,7 @@ from logstore.cache import ByteCache
 from logstore.keys import run_key
 from logstore.manifest import RunEntry
 from logstore.objects.memory import MemoryObjectStore
-from logstore.records import Kind, Record, Tombstone, ValueRef, key_of, merge
+from logstore.records import Kind, Record, Tombstone, ValueRef, arrival_of, key_of, merge
 from logstore.runs import RunReader
 from logstore.segment import records_to_table, table_to_records
 from logstore.view import ThreadView
@@ -131,15 +131,24 @@ def test_an_empty_merge_is_an_empty_table() -> None:
 # -- what the rules say -----------------------------------------------------------------
 
 
+def fine_key(record: Record) -> tuple[object, ...]:
+    """What a run holds once: losers of clashes stay where a reader may need them."""
+    if record.kind == Kind.SNAPSHOT:
+        return key_of(record)
+    if record.kind == Kind.WRITE and (record.idx or 0) >= 0:
+        return (*key_of(record), record.checksum)
+    return (*key_of(record), record.stamp, record.writer)
+
+
 def rows(table: pa.Table) -> dict[tuple[object, ...], Record]:
     found = table_to_records(table)
-    keyed = {key_of(r): r for r in found}
+    keyed = {fine_key(r): r for r in found}
     assert len(keyed) == len(found)
     return keyed
 
 
 def by_rules(found: Iterable[Record]) -> dict[tuple[object, ...], Record]:
-    """The merge, written row by row: hidden rows go, then one winner a key stays."""
+    """The merge, written row by row: hidden rows go, then repetitions."""
     found = list(found)
     kept: list[Record] = []
     for record in found:
@@ -153,7 +162,15 @@ def by_rules(found: Iterable[Record]) -> dict[tuple[object, ...], Record]:
         if record.kind == Kind.SNAPSHOT and _graves_seen(record) < len(graves):
             continue
         kept.append(record)
-    return merge(kept)
+    once: dict[tuple[object, ...], Record] = {}
+    for record in kept:
+        key = fine_key(record)
+        rivals = [record, once.get(key, record)]
+        if record.kind == Kind.SNAPSHOT:
+            once[key] = max(rivals, key=lambda r: (r.seq, r.stamp, r.writer))
+        else:
+            once[key] = min(rivals, key=arrival_of)
+    return once
 
 
 def _graves_seen(record: Record) -> int:
@@ -179,7 +196,7 @@ def shown(view: ThreadView) -> object:
     return answer
 
 
-class run_of:  # noqa: N801
+class run_of:
     """A run that holds a table, and a reader of it."""
 
     def __init__(self, table: pa.Table) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from logstore.advise import ChannelAdvice, advise
 from logstore.channels import messages_channel
-from logstore.cli.advise import advise_
+from logstore.cli.advise import advise as advise_command
 from logstore.cli.common import Commands
 from logstore.modes import unfreeze_for_tests
 from tests.config.apps import nested_graph, operator_graph, process, say
@@ -167,7 +167,7 @@ def test_no_threads_give_no_advice() -> None:
 @pytest.fixture
 def app() -> typer.Typer:
     app = typer.Typer(cls=Commands)
-    app.command("advise")(advise_)
+    app.command("advise")(advise_command)
     app.command("other")(lambda: None)
     return app
 

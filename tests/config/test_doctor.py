@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import typer
 from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.serde.base import CipherProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.types import Overwrite
 from typer.testing import CliRunner
 
@@ -151,6 +153,25 @@ def test_a_migration_and_a_conversion_are_no_problem(place: Place) -> None:
     found = examined(place)
     assert found.findings == []
     assert messages_of(found).whole == 9, "three turns before, the conversion, one turn after"
+
+
+class Rot(CipherProtocol):
+    """As good as encrypted, for one who has no key."""
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        return "rot", bytes((byte + 13) % 256 for byte in plaintext)
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        return bytes((byte - 13) % 256 for byte in ciphertext)
+
+
+def test_an_encrypted_store_shows_its_cadence_all_the_same(place: Place) -> None:
+    saver = place.saver(serde=EncryptedSerializer(Rot()))
+    say(process(saver, "delta", 3), *TURNS)
+    found = examined(place, mode="delta", snapshot_frequency=3)
+    assert messages_of(found).seen == {3: 8}
+    assert {one.channel for one in found.channels} == {"messages", "notes"}
+    assert found.problems == []
 
 
 # -- broken shapes ------------------------------------------------------------------------

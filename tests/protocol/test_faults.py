@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
-from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.base import BaseCheckpointSaver
 
 import compactor.publish
 from compactor.channels import default_serde
@@ -54,11 +55,16 @@ def workload() -> tuple[list[Call], list[Call]]:
     return before, after
 
 
-def all_told(saver: object) -> list[object]:
-    return [told(saver, thread) for thread in THREADS]  # type: ignore[arg-type]
+def all_told(saver: BaseCheckpointSaver[str], *, by_id: bool = False) -> list[object]:
+    return [told(saver, thread, by_id=by_id) for thread in THREADS]
 
 
 def model_told(calls: Sequence[Call]) -> list[object]:
+    return _model_told(tuple(calls))
+
+
+@cache
+def _model_told(calls: tuple[Call, ...]) -> list[object]:
     return all_told(model_of(*calls))
 
 
@@ -112,7 +118,7 @@ def fault_in_saver_work(
         late = [] if script.raised is None else [script.raised]
         possible = [model_told([*before, *after]), model_told([*before, *after, *late])]
         with world.saver() as reader:
-            found = all_told(reader)
+            found = all_told(reader, by_id=True)
         assert found in possible
         world.compact()
         world.compact()
@@ -174,7 +180,7 @@ def test_an_outage_from_any_request_of_a_saver_on_loses_nothing_acknowledged(
     pytest.fail("the workload never ended")
 
 
-def prepared() -> tuple[World, InMemorySaver]:
+def prepared() -> tuple[World, list[object]]:
     """A store with work for a job: late writes, a delete, garbage, large snapshots."""
     world = World()
     before, after = workload()
@@ -183,7 +189,7 @@ def prepared() -> tuple[World, InMemorySaver]:
     world.compact()
     with world.saver() as saver:
         play(after, saver)
-    return world, model_of(*before, *after)
+    return world, model_told([*before, *after])
 
 
 def run_jobs(world: World, objects: ObjectStore) -> list[str]:
@@ -200,8 +206,7 @@ def run_jobs(world: World, objects: ObjectStore) -> list[str]:
 
 
 def fault_in_jobs(fault: Fault, k: int, *, retry: bool, times: int | None) -> bool:
-    world, model = prepared()
-    wanted = all_told(model)
+    world, wanted = prepared()
     try:
         faulty = FaultyStore(world.objects)
         store = retrying(faulty) if retry else faulty
