@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean
+.PHONY: help demo test check bench clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ check: $(STAMP) ## Lint, check the format and the types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+bench: $(STAMP) ## Run the channel and the production benchmark (JSON lines and a summary)
+	@$(BIN)/python -m tests.benchmarks.channel_bench
+	@$(BIN)/python -m tests.benchmarks.production_bench
 
 clean: ## Remove the environment, the demo's store and all caches
 	rm -rf $(VENV) demo-store build dist *.egg-info \

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from logstore.errors import InvalidOptionError, ReducerImportError
+from logstore.errors import InvalidOptionError
 
 _MAX_SUPERSTEPS = "LANGGRAPH_DELTA_MAX_SUPERSTEPS_SINCE_SNAPSHOT"
 
@@ -52,6 +51,10 @@ class ChannelTable:
     def __init__(self, rules: Sequence[ChannelRule]) -> None:
         """Use the first rule that matches."""
         self._rules = rules
+
+    def after(self, *rules: ChannelRule) -> ChannelTable:
+        """The table with rules that come before its own."""
+        return ChannelTable([*rules, *self._rules])
 
     def spec(self, thread_id: str, ns: str, channel: str) -> ChannelSpec | None:
         """The definition of a channel, if the operator gave one."""
@@ -142,26 +145,3 @@ def default_serde(graph: Any = None) -> SerializerProtocol:
     serde = JsonPlusSerializer()
     allowlist = getattr(graph, "_serde_allowlist", None)
     return serde if allowlist is None else serde.with_msgpack_allowlist(allowlist)
-
-
-def import_object(path: str) -> Any:
-    """What an operator's `module:attribute` path names.
-
-    Raises:
-        ReducerImportError: it does not resolve.
-    """
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise ReducerImportError(
-            f"{path!r} is no import path; write it as module:attribute, like my_app.agent:graph"
-        )
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise ReducerImportError(
-            f"{path!r} cannot be imported ({type(error).__name__}: {error}); run the compactor "
-            "where your application is installed, or add its folder to PYTHONPATH"
-        ) from error
-    return found

@@ -12,6 +12,9 @@
     snapshot_frequency = 10
     namespace = ""                        # a pattern; "" is the root graph
     thread_prefix = ""
+
+A file that ends in `.yaml` is the application's own configuration (`logstore.config`): its
+section `database` names the channel mode and the cadence of the messages.
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ from compactor.channels import (
     ChannelTable,
     default_serde,
     graph_rules,
-    import_object,
 )
+from logstore.channels import delta_messages
+from logstore.config import load_config, load_object
 from logstore.errors import InvalidOptionError
+from logstore.modes import MESSAGES
 
 _TOP_KEYS = {"graph", "serde", "snapshot_frequency", "channels"}
 _CHANNEL_KEYS = {"reducer", "type", "snapshot_frequency", "namespace", "thread_prefix"}
@@ -59,6 +64,8 @@ def load_operation(
         InvalidOptionError: the file has a mistake.
         ReducerImportError: an import path does not resolve.
     """
+    if config is not None and config.suffix in (".yaml", ".yml"):
+        return _of_application(config, graph, serde, frequency)
     doc = _read(config) if config is not None else {}
     frequency = frequency if frequency is not None else _positive(doc, "snapshot_frequency", config)
     graph = graph or doc.get("graph")
@@ -69,10 +76,23 @@ def load_operation(
     ]
     compiled = None
     if graph is not None:
-        compiled = import_object(graph)
+        compiled = load_object(graph)
         rules += graph_rules(compiled, frequency)
-    chosen = default_serde(compiled) if serde is None else import_object(serde)
+    chosen = default_serde(compiled) if serde is None else load_object(serde)
     return Operation(ChannelTable(rules), chosen)
+
+
+def _of_application(
+    path: Path, graph: str | None, serde: str | None, frequency: int | None
+) -> Operation:
+    """The application's own config.yaml: in delta mode its messages are folded at its cadence."""
+    found = load_operation(graph=graph, serde=serde, frequency=frequency)
+    k = load_config(path).database.snapshot_frequency
+    if k is None:
+        return found
+    k = frequency or k
+    rule = ChannelRule(ChannelSpec(MESSAGES, delta_messages(k), k, f"{path}"))
+    return Operation(found.table.after(rule), found.serde)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -112,8 +132,8 @@ def _channel_rule(
     _only(table, _CHANNEL_KEYS, where)
     if "reducer" not in table:
         raise InvalidOptionError(f'{where} needs a reducer = "module:function"')
-    reducer = import_object(table["reducer"])
-    type_ = import_object(table.get("type", "builtins:list"))
+    reducer = load_object(table["reducer"])
+    type_ = load_object(table.get("type", "builtins:list"))
     own = _positive(table, "snapshot_frequency", where)
     k = frequency or own
     channel = _delta_channel()(reducer, type_, **({} if k is None else {"snapshot_frequency": k}))

@@ -123,15 +123,12 @@ class Publisher:
     ) -> SnapshotManifest:
         try:
             read = self._head_read(old, records)
-            work, kept = self._decide(read, old)
+            entries, kept = self._settle(read, old, result, uploads)
         except NeedsHistory:
             read = self._full_read(old, records)
-            work, kept = self._decide(read, old)
-        result.work = work
+            entries, kept = self._settle(read, old, result, uploads)
         result.graves = tuple(t._replace(value=None) for t in read.view.tombstones)
         now = self._plan.listing.date
-        entries, written = self._settle_values(kept.records, read, uploads)
-        result.bytes_written += written
         retired = self._collect(old, entries, now, result)
         return SnapshotManifest(
             thread_id=old.thread_id,
@@ -144,6 +141,19 @@ class Publisher:
             records=tuple(entries),
             retired=retired,
         )
+
+    def _settle(
+        self, read: ThreadRead, old: SnapshotManifest, result: PublishResult, uploads: Uploads
+    ) -> tuple[list[Record], Digest]:
+        """What the manifest gets, with its values at hand.
+
+        Raises:
+            NeedsHistory: the read was one of the head and does not reach far enough.
+        """
+        result.work, kept = self._decide(read, old)
+        entries, written = self._settle_values(kept.records, read, uploads)
+        result.bytes_written += written
+        return entries, kept
 
     def _decide(self, read: ThreadRead, old: SnapshotManifest) -> tuple[SnapshotWork, Digest]:
         maker = SnapshotMaker(

@@ -188,7 +188,7 @@ def load_object(path: str) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ReducerImportError(
-            f"{path!r} is no import path; write it as module:attribute, like my_app.storage:saver"
+            f"{path!r} is no import path; write it as module:attribute, like my_app.agent:graph"
         )
     try:
         found: Any = importlib.import_module(module_name)

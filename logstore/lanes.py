@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_all
 from dataclasses import dataclass, field
 
 from logstore.errors import (
@@ -77,6 +78,7 @@ class Lane:
         self._last_start = 0.0
         self._durable: dict[str, str] = {}
         self._poisoned: dict[str, ThreadPoisonedError] = {}
+        self._untold: list[ThreadPoisonedError] = []
 
     def submit(self, entry: Entry) -> None:
         """Queue an entry; its future tells when it is durable.
@@ -85,13 +87,17 @@ class Lane:
             ThreadPoisonedError: an acknowledged write of the thread was lost.
         """
         with self._lock:
-            poison = self._poisoned.get(entry.thread_id)
-            if poison is not None:
-                raise poison
+            self._refuse_poisoned(entry.thread_id)
             self._queue.append(entry)
             inline = self._start()
         if inline:
             self._run()
+
+    def _refuse_poisoned(self, thread_id: str) -> None:
+        poison = self._poisoned.get(thread_id)
+        if poison is not None:
+            self._untold = [other for other in self._untold if other is not poison]
+            raise poison
 
     def kick(self) -> None:
         """Store what is queued now, whether somebody waits for it or not."""
@@ -140,6 +146,21 @@ class Lane:
         with self._lock:
             return [e.done for e in (*self._in_flight, *self._queue)]
 
+    def settle(self) -> None:
+        """Store what is queued now, and wait until all of it is durable or lost."""
+        self.kick()
+        wait_all(self.outstanding())
+
+    def raise_losses(self) -> None:
+        """Tell of each acknowledged write that was lost, once.
+
+        Raises:
+            ThreadPoisonedError: one was, of this thread.
+        """
+        with self._lock:
+            if self._untold:
+                raise self._untold.pop()
+
     def acknowledged(self, thread_id: str) -> list[Record]:
         """The thread's records that were acknowledged and are not durable yet.
 
@@ -147,9 +168,7 @@ class Lane:
             ThreadPoisonedError: an acknowledged write of the thread was lost.
         """
         with self._lock:
-            poison = self._poisoned.get(thread_id)
-            if poison is not None:
-                raise poison
+            self._refuse_poisoned(thread_id)
             entries = [e for e in (*self._in_flight, *self._queue) if not e.waited]
             seq = self._next_seq
         return [
@@ -234,7 +253,8 @@ class Lane:
         lost = {entry.thread_id for entry in batch if not entry.waited}
         with self._lock:
             for thread_id in lost:
-                self._poisoned[thread_id] = self._poison(thread_id, error)
+                poison = self._poisoned[thread_id] = self._poison(thread_id, error)
+                self._untold.append(poison)
             behind = [e for e in self._queue if e.thread_id in lost]
             self._queue = [e for e in self._queue if e.thread_id not in lost]
             self._in_flight = []

@@ -189,7 +189,7 @@ class ModeSaver(BaseCheckpointSaver[Any]):
         return clone
 
     def __getattr__(self, name: str) -> Any:
-        if name == "saver":  # not there yet while it is copied or unpickled
+        if name == "saver":  # not there yet, while a copy is made
             raise AttributeError(name)
         return getattr(self.saver, name)
 

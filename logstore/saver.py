@@ -325,7 +325,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         The bytes go with the next compaction and its grace.
         """
         thread_id = Target.check_thread_id(thread_id)
-        self.store.flush()
+        self.store.settle(thread_id)
         self._special.forget(thread_id)
         self.store.bases.forget(thread_id)
         positions = until_stable(lambda: self._positions(thread_id))

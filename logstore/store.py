@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -10,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_all
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -145,8 +143,7 @@ class LogStore:
         self._settings: Settings | None = None
         self._probed = False
         self._closed = False
-        self._at_exit = partial(_flush_at_exit, weakref.ref(self))
-        atexit.register(self._at_exit)
+        self._finalizer: weakref.finalize[..., LogStore] | None = None
 
     @classmethod
     def open(cls, uri: str, options: StoreOptions | None = None, **backend: Any) -> LogStore:
@@ -272,12 +269,12 @@ class LogStore:
         runtime = self._runtime
         if runtime is None or runtime.pid != os.getpid():
             return
-        futures = runtime.kick()
-        wait_all(futures)
-        for future in futures:
-            error = future.exception()
-            if error is not None:
-                raise error
+        runtime.flush()
+
+    def settle(self, thread_id: str) -> None:
+        """Wait until what was acknowledged of a thread is durable, or known to be lost."""
+        if self.settings() is not None:
+            self._process().lane(self.partition(thread_id)).settle()
 
     def close(self) -> None:
         """Flush, then let go of threads and connections. Repeating it does nothing."""
@@ -287,7 +284,8 @@ class LogStore:
             self.flush()
         finally:
             self._closed = True
-            atexit.unregister(self._at_exit)
+            if self._finalizer is not None:
+                self._finalizer.detach()
             runtime, self._runtime = self._runtime, None
             if runtime is not None and runtime.pid == os.getpid():
                 runtime.shutdown()
@@ -389,6 +387,7 @@ class LogStore:
                     if self._closed:
                         raise ClosedError(f"the store {self.uri} was closed; open a new one")
                     runtime = self._runtime = _Runtime(self._objects, self.options)
+                    self._finalizer = weakref.finalize(self, _flush_at_end, runtime)
         return runtime
 
 
@@ -481,26 +480,33 @@ class _Runtime:
     def buffered_bytes(self) -> int:
         return sum(lane.buffered_bytes() for lane in list(self._lanes.values()))
 
-    def kick(self) -> list[Future[None]]:
-        futures: list[Future[None]] = []
-        for lane in list(self._lanes.values()):
+    def flush(self) -> None:
+        """Store all that waits in memory.
+
+        Raises:
+            ThreadPoisonedError: something acknowledged could not be stored, now or before.
+        """
+        lanes = list(self._lanes.values())
+        for lane in lanes:
             lane.kick()
-            futures.extend(lane.outstanding())
-        return futures
+        for lane in lanes:
+            lane.settle()
+        for lane in lanes:
+            lane.raise_losses()
 
     def shutdown(self) -> None:
         for pool in (self._lane_pool, self.calls, self.io):
             pool.shutdown(wait=True)
 
 
-def _flush_at_exit(reference: weakref.ref[LogStore]) -> None:
-    """Store what a program that ends without `close` had acknowledged."""
-    store = reference()
-    if store is not None:
-        try:
-            store.flush()
-        except LogStoreError as error:
-            logger.error("acknowledged writes were lost at exit: %s", error)
+def _flush_at_end(runtime: _Runtime) -> None:
+    """Store what a program had acknowledged that ends, or drops its store, without `close`."""
+    if runtime.pid != os.getpid():
+        return
+    try:
+        runtime.flush()
+    except LogStoreError as error:
+        logger.error("acknowledged writes were lost at the end: %s", error)
 
 
 def _size_of(record: Record) -> int:

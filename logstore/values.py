@@ -137,6 +137,7 @@ class ValueDecoder:
     def _value(self, record: Record) -> Typed:
         # A chain of patches is walked without recursion.
         stack = [record]
+        opened: set[int] = set()
         while stack:
             top = stack[-1]
             if id(top) in self._decoded:
@@ -144,9 +145,10 @@ class ValueDecoder:
                 continue
             needed = [] if top.encoding != Encoding.PATCH else self._needed(top)
             waiting = [r for r in needed if id(r) not in self._decoded]
-            if any(r is s for r in waiting for s in stack):
+            if any(id(r) in opened for r in waiting):
                 raise CorruptObjectError(f"the {_describe(top)} is a patch against itself")
             if waiting:
+                opened.add(id(top))
                 stack.extend(waiting)
                 continue
             links = 1 + max((self.links(r) for r in needed), default=0) if needed else 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from logstore.cli.advise import advise
 from logstore.cli.common import Commands, run_app
+from logstore.cli.convert import convert
+from logstore.cli.doctor import doctor
 from logstore.cli.history import history
 from logstore.cli.ingest import ingest
 from logstore.cli.show import show
@@ -27,7 +30,7 @@ app = typer.Typer(
     130 interrupted.
     """,
 )
-for command in (init, threads, history, show, stats, ingest):
+for command in (init, threads, history, show, stats, ingest, doctor, advise, convert):
     app.command()(command)
 
 

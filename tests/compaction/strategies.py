@@ -67,10 +67,6 @@ def _with_value(record: Record, draw: st.DrawFn) -> Record:
     return record._replace(type="bytes", value=value, checksum=checksum_of("bytes", value))
 
 
-def identity(record: Record) -> tuple[str, int, int]:
-    return (record.writer, record.seq, record.stamp)
-
-
 def record_sets(max_size: int = 24) -> st.SearchStrategy[list[Record]]:
     """Different records, as writers make them: no stamp twice."""
     return st.lists(records(), max_size=max_size, unique_by=lambda r: r.stamp).map(_consistent)
@@ -80,3 +76,26 @@ def _consistent(found: Sequence[Record]) -> list[Record]:
     """Of one writer, what has a lane position arrived with it."""
     arrived: dict[tuple[str, int], int] = {}
     return [r._replace(arrived=arrived.setdefault((r.writer, r.seq), r.arrived)) for r in found]
+
+
+@st.composite
+def dealt(draw: st.DrawFn, late_copies: bool = False) -> tuple[list[Record], list[list[Record]]]:
+    """Records, and three parts that hold them all, some repeatedly, in any order.
+
+    Args:
+        draw: Hypothesis's.
+        late_copies: whether a repetition may have arrived later, as a delayed request's does.
+    """
+    found = draw(record_sets())
+    again = draw(st.lists(st.sampled_from(found), max_size=8)) if found else []
+    if late_copies:
+        # Snapshots are made by jobs and lie in runs; no request brings one again.
+        again = [
+            r
+            if r.kind == Kind.SNAPSHOT
+            else r._replace(arrived=r.arrived + draw(st.integers(0, 5)))
+            for r in again
+        ]
+    order = draw(st.permutations([*found, *again]))
+    cuts = sorted(draw(st.lists(st.integers(0, len(order)), min_size=2, max_size=2)))
+    return found, [order[: cuts[0]], order[cuts[0] : cuts[1]], order[cuts[1] :]]

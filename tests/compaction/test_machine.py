@@ -132,6 +132,22 @@ class SaverMachine(RuleBasedStateMachine):
         self.put(at, parent, extra, parent.config)
         return at
 
+    @rule(
+        target=checkpoints, parent=checkpoints, channel=st.sampled_from("dde"), n=st.integers(2, 6)
+    )
+    def put_a_line(self, parent: At, channel: str, n: int) -> Any:
+        """Supersteps in a row, as a run makes them."""
+        if parent not in self.known:
+            return multiple()
+        line = []
+        for number in range(n):
+            self.write(parent, [(channel, [number])], "5a", "~__pregel_pull, a")
+            at = self.address(parent.thread_id, parent.ns)
+            self.put(at, parent, set(), parent.config)
+            line.append(at)
+            parent = at
+        return multiple(*line)
+
     @rule(target=reserved, parent=checkpoints)
     def choose_the_id_of_a_child(self, parent: At) -> Any:
         if parent not in self.known:

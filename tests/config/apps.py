@@ -52,6 +52,23 @@ def agent_graph(channel: Any, saver: Saver | None, **compiled: Any) -> Any:
     return builder.compile(checkpointer=saver, **compiled)
 
 
+def saying_graph(channel: Any, saver: Saver | None, answers: list[Any]) -> Any:
+    """`START -> a node for each answer, at once -> END`."""
+
+    class State(TypedDict):
+        messages: Annotated[list[AnyMessage], channel]
+
+    def says(answer: Any) -> Any:
+        return lambda state: {"messages": answer}
+
+    builder = StateGraph(State)
+    for number, answer in enumerate(answers):
+        builder.add_node(f"n{number}", says(answer))
+        builder.add_edge(START, f"n{number}")
+        builder.add_edge(f"n{number}", END)
+    return builder.compile(checkpointer=saver)
+
+
 def nested_graph(channel: Any, saver: Saver | None) -> Any:
     """A graph whose subgraph keeps its own messages from turn to turn."""
 

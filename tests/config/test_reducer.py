@@ -20,8 +20,11 @@ from langchain_core.messages import (
 )
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph.message import add_messages
+from langgraph.types import Overwrite
 
-from logstore.channels import REMOVE_ALL_MESSAGES, merge_message_writes
+from logstore.channels import REMOVE_ALL_MESSAGES, delta_messages, merge_message_writes
+from tests.config.apps import saying_graph
+from tests.helpers import memory_place, thread
 
 ids = st.sampled_from(["a", "b", "c", "d"])
 texts = st.sampled_from(["yes", "no", "", "\ud800 lone", "long " * 9])
@@ -152,6 +155,30 @@ def test_a_pair_that_became_a_list_in_storage_is_still_one_message() -> None:
         (live,) = merge_message_writes([], [write])
         assert merge_message_writes([], [stored]) == [live]
     assert len(merge_message_writes([], [["not a role", "hi"]])) == 2
+
+
+def test_what_a_graph_says_has_the_same_ids_at_every_read() -> None:
+    """Strings, tuples and dicts, alone and in lists, through the store and a compaction."""
+    answers: list[Any] = [
+        "a string",
+        ("assistant", "a tuple"),
+        {"role": "assistant", "content": "a dict"},
+        ["the same", "the same", ("user", "the same")],
+        AIMessage("an object"),
+    ]
+    with memory_place() as place:
+        graph = saying_graph(delta_messages(1000), place.saver(), answers)
+        for turn in ("first", ("user", "second"), Overwrite(["anew"])):
+            live = graph.invoke({"messages": turn}, thread())["messages"]
+            for made_at in (0, 0, 1, 3):
+                if made_at:
+                    place.compact(
+                        graph=saying_graph(delta_messages(1000), None, answers), frequency=made_at
+                    )
+                with place.fresh() as saver:
+                    again = saying_graph(delta_messages(1000), saver, answers)
+                    assert again.get_state(thread()).values["messages"] == live
+        assert len({m.id for m in live}) == len(live) == 1 + 7
 
 
 @pytest.mark.parametrize("write", [3, object(), {"no": "message"}, [None]])
