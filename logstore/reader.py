@@ -187,6 +187,8 @@ class ThreadReader:
         partition: int,
         listing: Listing | None = None,
         pending: Sequence[Record] = (),
+        *,
+        with_holes: bool = False,
     ) -> ThreadRead:
         """Read all records of a thread, values left where they are.
 
@@ -195,6 +197,10 @@ class ThreadReader:
             partition: its partition.
             listing: a LIST that was made before this call; None for a new one.
             pending: this process's records that were not stored when that LIST began.
+            with_holes: answer although a segment was lost, for people who look for what is left.
+
+        Raises:
+            MissingDataError: a segment was lost.
         """
 
         def attempt() -> ThreadRead:
@@ -202,17 +208,22 @@ class ThreadReader:
             unstored = [*pending, *self._acknowledged(thread_id)]
             listed = listing or self._log.list(partition)
             listing = None
-            return self._history(thread_id, partition, listed, unstored)
+            return self._history(thread_id, partition, listed, unstored, with_holes)
 
         return until_stable(attempt)
 
     def _history(
-        self, thread_id: str, partition: int, listing: Listing, pending: Sequence[Record]
+        self,
+        thread_id: str,
+        partition: int,
+        listing: Listing,
+        pending: Sequence[Record],
+        with_holes: bool,
     ) -> ThreadRead:
         manifest, etag = self.partition_manifest(partition)
         tail = self._log.read(listing, manifest.merged.keys(), thread_id)
         if tail.gone:
-            if etag is None:
+            if etag is None and not with_holes:
                 raise _lost_segment(thread_id)
             if self.partition_manifest(partition)[1] != etag:
                 raise StartAgain

@@ -321,11 +321,19 @@ class LogStore:
         reader = self._process().reader(settings)
         return reader.head(thread_id, partition_of(thread_id, settings.partitions))
 
-    def read_history(self, thread_id: str, after: ThreadRead | None = None) -> ThreadRead:
-        """Read all records of a thread; `after` a head read, with the LIST that it made."""
+    def read_history(
+        self, thread_id: str, after: ThreadRead | None = None, *, with_holes: bool = False
+    ) -> ThreadRead:
+        """Read all records of a thread.
+
+        Args:
+            thread_id: the thread.
+            after: a head read, whose LIST serves.
+            with_holes: answer although a segment was lost, for people who look for what is left.
+        """
         partition = self.partition(thread_id)
         if after is None:
-            return self.reader.history(thread_id, partition)
+            return self.reader.history(thread_id, partition, with_holes=with_holes)
         return self.reader.history(thread_id, partition, after.listing, after.pending)
 
     @property

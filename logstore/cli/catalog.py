@@ -61,7 +61,9 @@ class Catalog:
 
     def _read(self, thread_id: str) -> ThreadRead:
         partition = self._store.partition(thread_id)
-        return self._store.reader.history(thread_id, partition, self._listings[partition])
+        return self._store.reader.history(
+            thread_id, partition, self._listings[partition], with_holes=True
+        )
 
     def _tables(self, partition: int) -> list[pa.Table]:
         listing = self._listings[partition] = self._store.log.list(partition)

@@ -88,7 +88,7 @@ def read_thread(store: LogStore, thread_id: str) -> ThreadRead:
         CommandError: it has no visible checkpoint.
     """
     name = Target.check_thread_id(thread_id)
-    read = until_stable(lambda: store.read_history(name))
+    read = until_stable(lambda: store.read_history(name, with_holes=True))
     if not read.view.namespaces():
         raise missing_thread(store, name, read)
     return read

@@ -85,8 +85,8 @@ class SaverMachine(RuleBasedStateMachine):
     checkpoints = Bundle("checkpoints")
     reserved = Bundle("reserved")
 
-    @initialize()
-    def begin(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.name = f"machine-{secrets.token_hex(6)}"
         options = StoreOptions(partitions=1, short_grace_s=0, long_grace_s=0)
         store = LogStore.open(self.uri, options)
@@ -102,8 +102,6 @@ class SaverMachine(RuleBasedStateMachine):
         return f"memory://{self.name}"
 
     def teardown(self) -> None:
-        if not hasattr(self, "name"):
-            return
         try:
             self.compare(self.saver)
             self.reopen()
@@ -132,21 +130,37 @@ class SaverMachine(RuleBasedStateMachine):
         self.put(at, parent, extra, parent.config)
         return at
 
+    @initialize(target=checkpoints)
+    def run_first(self) -> Any:
+        return multiple(*self.line("a", "", "d", 6), *self.line("b", "sub:0001", "e", 3))
+
     @rule(
-        target=checkpoints, parent=checkpoints, channel=st.sampled_from("dde"), n=st.integers(2, 6)
+        target=checkpoints,
+        thread_id=st.sampled_from(THREADS),
+        ns=st.sampled_from(NAMESPACES),
+        channel=st.sampled_from("dde"),
+        length=st.integers(1, 6),
     )
-    def put_a_line(self, parent: At, channel: str, n: int) -> Any:
-        """Supersteps in a row, as a run makes them."""
-        if parent not in self.known:
-            return multiple()
+    def run_on(self, thread_id: str, ns: str, channel: str, length: int) -> Any:
+        return multiple(*self.line(thread_id, ns, channel, length))
+
+    def line(self, thread_id: str, ns: str, channel: str, length: int) -> list[At]:
+        """Supersteps in a row from the head on, as a run makes them."""
+        parent = self.head(thread_id, ns)
         line = []
-        for number in range(n):
-            self.write(parent, [(channel, [number])], "5a", "~__pregel_pull, a")
-            at = self.address(parent.thread_id, parent.ns)
-            self.put(at, parent, set(), parent.config)
+        for number in range(length):
+            if parent is not None:
+                self.write(parent, [(channel, [number])], "5a", "~__pregel_pull, a")
+            at = self.address(thread_id, ns)
+            config = parent.config if parent else thread(thread_id, ns)
+            self.put(at, parent, set() if parent else {"x"}, config)
             line.append(at)
             parent = at
-        return multiple(*line)
+        return line
+
+    def head(self, thread_id: str, ns: str) -> At | None:
+        found = [at for at in self.known if (at.thread_id, at.ns) == (thread_id, ns)]
+        return max(found, key=lambda at: at.checkpoint_id, default=None)
 
     @rule(target=reserved, parent=checkpoints)
     def choose_the_id_of_a_child(self, parent: At) -> Any:
@@ -168,6 +182,13 @@ class SaverMachine(RuleBasedStateMachine):
     ) -> None:
         if pair[0] in self.known:
             self.write(pair[1], writes, task, path)
+
+    @precondition(lambda self: self.known)
+    @rule(depth=st.integers(0, 8), to=st.sampled_from("de"), task=tasks, path=paths)
+    def write_below_the_head(self, depth: int, to: str, task: str, path: str) -> None:
+        """A resume at a superseded checkpoint."""
+        below = sorted(self.known, key=lambda at: at.checkpoint_id)
+        self.write(below[-1 - depth % len(below)], [(to, [depth])], task, path)
 
     @rule(at=checkpoints, writes=writes_of_a_task, task=tasks, path=paths)
     def write_at_a_checkpoint(self, at: At, writes: list[Any], task: str, path: str) -> None:
@@ -238,6 +259,7 @@ class SaverMachine(RuleBasedStateMachine):
             saver.put_writes(at.config, writes, task, path)
         self.touched = at
 
+    @precondition(lambda self: len(self.known) > 5)
     @rule(thread_id=st.sampled_from(THREADS))
     def delete(self, thread_id: str) -> None:
         for saver in (self.saver, self.model):
@@ -247,21 +269,13 @@ class SaverMachine(RuleBasedStateMachine):
 
     # -- the store's side ------------------------------------------------------------
 
-    @rule(k=st.sampled_from([1, 2, 3]))
-    def compact_and_fold(self, k: int) -> None:
-        report = compact(self.uri, table=table(k))
-        assert not report.unfolded
+    @rule(k=st.sampled_from([1, 2, 3, None]), own_process=st.booleans())
+    def compact(self, k: int | None, own_process: bool) -> None:
+        store = self.uri if own_process else self.saver.store
+        report = compact(store, table=table(k) if k else None)
+        assert not (k and report.unfolded)
         assert {p.outcome for p in report.partitions} <= {Outcome.COMMITTED, Outcome.IDLE}
 
-    @rule()
-    def compact_without_reducers(self) -> None:
-        compact(self.uri)
-
-    @rule()
-    def compact_in_the_savers_process(self) -> None:
-        compact(self.saver.store, table=table(2))
-
-    @rule()
     def reopen(self) -> None:
         self.saver.close()
         self.saver = LogStoreSaver.from_conn_string(self.uri, compaction="off")
@@ -274,7 +288,7 @@ class SaverMachine(RuleBasedStateMachine):
             self.reopen()
         self.compare(self.saver)
 
-    @precondition(lambda self: getattr(self, "touched", None) is not None)
+    @precondition(lambda self: self.touched is not None)
     @invariant()
     def the_head_is_right(self) -> None:
         at, self.touched = self.touched, None
