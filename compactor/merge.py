@@ -47,7 +47,6 @@ _KEYS = [
     "k_idx",
     "k_stamp",
     "k_writer",
-    "k_content",
 ]
 
 
@@ -135,15 +134,12 @@ def _without_repetitions(table: pa.Table) -> pa.Table:
 def _key_columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
     """The columns of which only one row may stay, empty where a kind does not use them.
 
-    They are finer than `key_of`, because readers may need losers: of the kinds in which the
-    last arrival wins every record stays, or a late copy of a dropped one would win over its
-    successor; and a patch may have been made against a write that lost.
+    They are finer than `key_of`: a record stays although it lost a clash, because readers may
+    need it. A late copy of a dropped one would win over its successor; a patch may have been
+    made against it; a delete may hide the winner and not it. Only of snapshots one a key stays.
     """
-    kind = table["kind"]
-    is_write = pc.equal(kind, Kind.WRITE)
-    is_snapshot = pc.equal(kind, Kind.SNAPSHOT)
-    first_wins = pc.and_(is_write, pc.fill_null(pc.greater_equal(table["idx"], 0), True))
-    by_record = pc.invert(pc.or_(first_wins, is_snapshot))
+    is_write = pc.equal(table["kind"], Kind.WRITE)
+    is_snapshot = pc.equal(table["kind"], Kind.SNAPSHOT)
     version = pc.binary_join_element_wise("v", table["version"], "")
     return {
         "k_channel": pc.if_else(is_write, "", pc.fill_null(table["channel"], "")),
@@ -151,9 +147,8 @@ def _key_columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
         "k_version": pc.if_else(pc.is_null(table["version"]), "-", version),
         "k_task": pc.fill_null(table["task_id"], ""),
         "k_idx": pc.fill_null(table["idx"], -(2**31)),
-        "k_stamp": pc.if_else(by_record, table["stamp"], 0),
-        "k_writer": pc.if_else(by_record, table["writer"], ""),
-        "k_content": pc.if_else(first_wins, pc.fill_null(table["checksum"], 0), 0),
+        "k_stamp": pc.if_else(is_snapshot, 0, table["stamp"]),
+        "k_writer": pc.if_else(is_snapshot, "", table["writer"]),
     }
 
 

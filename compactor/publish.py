@@ -176,9 +176,13 @@ class Publisher:
         Raises:
             NeedsHistory: the manifest has merged some of these segments already. A job that
                 never committed did that: what else it made, the runs do not have. Or one of
-                them is a late copy, which only the runs tell.
+                them is a late copy, or a delete: only the runs have what lost a clash.
         """
-        if old.merged.keys() & self._plan.tail.segments.keys() or arrived_before(records, old):
+        if (
+            old.merged.keys() & self._plan.tail.segments.keys()
+            or arrived_before(records, old)
+            or (old.generation and any(r.kind == Kind.TOMBSTONE for r in records))
+        ):
             raise NeedsHistory
         scope = old.scope if old.generation else None
         view = ThreadView(old.thread_id, [*old.records, *records], scope)

@@ -155,7 +155,10 @@ class ThreadReader:
         try:
             # A late copy of a segment whose name the manifest has forgotten, or a segment
             # that was given up: only the runs tell.
-            if arrived_before(stored, manifest):
+            # After a delete what it did not see may be a loser, which no manifest keeps.
+            if scope is not None and (
+                arrived_before(stored, manifest) or any(r.kind == Kind.TOMBSTONE for r in stored)
+            ):
                 raise NeedsHistory
             view = ThreadView(thread_id, [*manifest.records, *fresh], scope)
         except NeedsHistory:

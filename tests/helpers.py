@@ -266,7 +266,7 @@ def assert_twins(place: Place, make: Make, config: Config, live: Any = None) -> 
     for entry in history:
         assert entry.values.get("delta", []) == entry.values.get("plain", []), entry.config
     # Every entry by itself costs a process's start each; a sample stands for a long history.
-    for entry in history[:: 1 + len(history) // 5]:
+    for entry in history[:: 1 + len(history) // 4]:
         with place.fresh() as saver:
             again = make(saver).get_state(entry.config).values
         assert again.get("delta", []) == again.get("plain", []), entry.config

@@ -103,7 +103,6 @@ class SaverMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.compare(self.saver)
             self.reopen()
             self.compare(self.saver)
         finally:
@@ -282,11 +281,11 @@ class SaverMachine(RuleBasedStateMachine):
 
     # -- comparing -------------------------------------------------------------------
 
-    @rule(fresh=st.booleans())
-    def compare_all(self, fresh: bool) -> None:
+    @rule(fresh=st.booleans(), start=st.integers(0, 4))
+    def compare_some(self, fresh: bool, start: int) -> None:
         if fresh:
             self.reopen()
-        self.compare(self.saver)
+        self.compare(self.saver, slice(start, None, 5))
 
     @precondition(lambda self: self.touched is not None)
     @invariant()
@@ -295,7 +294,8 @@ class SaverMachine(RuleBasedStateMachine):
         assert at is not None
         self.compare_head(self.saver, at.thread_id, at.ns)
 
-    def compare(self, saver: LogStoreSaver) -> None:
+    def compare(self, saver: LogStoreSaver, which: slice = slice(None)) -> None:
+        """All heads and lists, and those of the checkpoints by their ids that are chosen."""
         for thread_id in THREADS:
             for ns in NAMESPACES:
                 self.compare_head(saver, thread_id, ns)
@@ -304,7 +304,7 @@ class SaverMachine(RuleBasedStateMachine):
             assert listed.keys() == expected.keys()
             for key, found in listed.items():
                 assert_same_tuple(found, expected[key])
-        for at in self.known:
+        for at in list(self.known)[which]:
             self.compare_at(saver, at.config)
 
     def compare_head(self, saver: LogStoreSaver, thread_id: str, ns: str) -> None:
@@ -314,13 +314,18 @@ class SaverMachine(RuleBasedStateMachine):
         expected = self.model.get_tuple(config)
         found = saver.get_tuple(config)
         assert_same_tuple(found, expected)
-        if expected is not None and found is not None:
-            assert rebuilt(saver, config, DELTAS) == rebuilt(self.model, config, DELTAS)
-            # What a walk gives must be right even where a snapshot is at hand.
-            walked = saver.get_delta_channel_history(config=config, channels=list(DELTAS))
-            wanted = self.model.get_delta_channel_history(config=config, channels=list(DELTAS))
-            for name, spec in DELTAS.items():
-                assert replayed(spec, walked[name]) == replayed(spec, wanted[name])
+        if expected is None or found is None:
+            return
+        # What a walk gives must be right even where a snapshot is at hand.
+        walked = saver.get_delta_channel_history(config=config, channels=list(DELTAS))
+        wanted = self.model.get_delta_channel_history(config=config, channels=list(DELTAS))
+        shown, model_s = found.checkpoint["channel_values"], expected.checkpoint["channel_values"]
+        for name, spec in DELTAS.items():
+            value = replayed(spec, wanted[name])
+            assert replayed(spec, walked[name]) == value
+            if name in shown and name not in model_s:
+                assert shown[name] == _DeltaSnapshot(value)
+                assert name in found.checkpoint["channel_versions"]
 
 
 def replayed(spec: DeltaChannel, history: Any) -> Any:
@@ -336,7 +341,7 @@ def key_of(found: Any) -> tuple[str, str]:
 
 TestSaverMachine = SaverMachine.TestCase
 TestSaverMachine.settings = settings(
-    max_examples=5,
+    max_examples=20,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -38,10 +38,6 @@ async def test_the_saver_conforms_on_every_backend_in_every_durability(
     await assert_conforms(any_place, LogStoreSaver, durability=durability)
 
 
-@pytest.mark.parametrize("any_place", ["memory", "file"], indirect=True)
-async def test_the_saver_conforms_with_a_compaction_after_every_write(any_place: Place) -> None:
-    await assert_conforms(any_place, CompactingSaver)
-
-
-async def test_the_saver_conforms_while_garbage_is_collected_at_once(place: Place) -> None:
+async def test_the_saver_conforms_with_a_compaction_after_every_write(place: Place) -> None:
+    """And with the garbage collected at once, so that every read meets moved data."""
     await assert_conforms(place, CompactingSaver)
