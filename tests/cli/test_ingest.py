@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from compactor import compact
 from logstore import LogStoreSaver
 from logstore.demo.conversations import DEFAULT_INPUT, read_conversations
 from logstore.demo.graph import build_graph
@@ -227,6 +228,9 @@ def test_every_recorded_airline_conversation_comes_back_equal(uri: str) -> None:
         report = Ingest(AIRLINE, saver).run(8)
     assert report.problems == []
     assert (report.threads, report.messages) == (126, 3450)
+    compacted = compact(uri, graph=build_graph(None), frequency=10)
+    assert compacted.total("snapshots") > 126
+    assert not compacted.unfolded
     found = verify(uri, AIRLINE)
     assert found.differences == []
     assert found.messages == 3450
