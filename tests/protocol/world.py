@@ -368,3 +368,9 @@ def is_segment_put(method: str, key: str) -> bool:
 
 COMMITTED, LOST, IDLE = Outcome.COMMITTED, Outcome.LOST, Outcome.IDLE
 SPECIAL: Mapping[str, int] = WRITES_IDX_MAP
+
+
+def written(world: World, calls: list[Call]) -> None:
+    """Let a saver of its own make calls."""
+    with world.saver() as saver:
+        play(calls, saver)
