@@ -200,6 +200,8 @@ def test_ctrl_c_ends_it_with_130_and_repeating_it_completes(uri: str, tmp_path: 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that runs in a shell's background has Ctrl-C ignored, and hands that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     log = tmp_path / "store" / "log"
     deadline = time.monotonic() + 120
