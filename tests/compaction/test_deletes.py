@@ -73,7 +73,7 @@ def test_a_deleted_thread_is_empty_before_and_after_compaction(place: Place, job
 
 
 @jobs
-@pytest.mark.parametrize("between", [nothing, folding, merging, twice])
+@pytest.mark.parametrize("between", [nothing, folding])
 def test_a_thread_that_is_created_anew_shows_only_its_new_life(
     place: Place, job: Job, between: Job
 ) -> None:

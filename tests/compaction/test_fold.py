@@ -101,7 +101,7 @@ def order_of(place: Place) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("history", [linear, exiting, forked])
-@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("k", [1, 3])
 def test_any_schedule_of_jobs_makes_the_same_snapshots(
     history: Callable[[Place, Callable[[], None]], None], k: int
 ) -> None:
