@@ -11,7 +11,7 @@ from compactor.snapshots import COUNTERS, counted_channels
 from logstore.errors import MissingDataError, ParentCycleError
 from logstore.keys import name_hash
 from logstore.manifest import NamespaceHead, SnapshotManifest
-from logstore.records import Encoding, Kind, Record
+from logstore.records import Encoding, Kind, Record, without_superseded
 from logstore.view import NeedsHistory, ThreadView
 from logstore.walk import ChannelHistory, LateWrites, snapshot_stands, walk
 
@@ -144,12 +144,19 @@ class _Kept:
             if id(snapshot) not in self._others
         ]
         return [
-            *self._view.tombstones,
-            *self._whole.values(),
+            *without_superseded(self._view.tombstones),
+            *map(self._without_hidden_parent, self._whole.values()),
             *trimmed,
             *markers,
             *self._others.values(),
         ]
+
+    def _without_hidden_parent(self, head: Record) -> Record:
+        """The head as a root, if no walk goes on to its hidden parent."""
+        parent = (head.checkpoint_ns, head.parent_checkpoint_id or "")
+        if self._view.is_boundary(head) and parent not in self._trimmed:
+            return head._replace(parent_checkpoint_id=None)
+        return head
 
     def _add(self, record: Record) -> None:
         self._others[id(record)] = record
@@ -177,7 +184,7 @@ class _Kept:
     def keep_walk(self, channel: str, head: Record, found: ChannelHistory) -> None:
         """A channel's walk: its writes, its seed, and the bare checkpoints between."""
         for checkpoint_id in found.span:
-            record = self._view.checkpoint(head.checkpoint_ns, checkpoint_id)
+            record = self._view.ancestor(head.checkpoint_ns, checkpoint_id)
             if record is not None:
                 key = (head.checkpoint_ns, checkpoint_id)
                 self._trimmed.setdefault(key, (record, set()))[1].add(channel)
@@ -196,7 +203,7 @@ class _Kept:
         view = self._view
         known = {(r.checkpoint_ns, r.checkpoint_id) for r in old.records if r.kind == Kind.WRITE}
         for ns, checkpoint_id in list(view.written_checkpoints()):
-            if view.checkpoint(ns, checkpoint_id) is not None:
+            if view.ancestor(ns, checkpoint_id) is not None:
                 continue
             if not view.complete and (ns, checkpoint_id) not in known:
                 raise NeedsHistory
@@ -210,7 +217,7 @@ def _trim(record: Record, channels: set[str], view: ThreadView) -> Record:
     versions = {ch: v for ch, v in view.versions(record).items() if ch in channels}
     return record._replace(
         value=None,
-        encoding=Encoding.ELSEWHERE,
+        encoding=Encoding.VOID if record.encoding == Encoding.VOID else Encoding.ELSEWHERE,
         metadata_value=None,
         metadata=json.dumps({COUNTERS: counted}),
         versions=json.dumps(versions),

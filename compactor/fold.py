@@ -65,7 +65,7 @@ class Folder:
             checkpoint: where the snapshot belongs.
             history: what the walk from the checkpoint found.
             load: gives the serde's form of records' values.
-            graves: how many tombstones the thread has.
+            graves: how many times the thread was deleted.
             arrived: the store's clock: microseconds since the epoch.
 
         Raises:

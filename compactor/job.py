@@ -151,7 +151,7 @@ class PartitionJob:
             return report
         fresh = plan.fresh_table()
         results = self._publish(fresh, parallel)
-        made = [r for result in results for r in (*result.work.made, *result.graves)]
+        made = [r for result in results for r in (*result.work.made, *result.tombstones)]
         output = self._merge(fresh, made)
         report = _count(report, plan, results, output)
         committed = self._next_manifest(manifest, output, condemned, report)

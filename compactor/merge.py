@@ -6,7 +6,6 @@ become neighbours by sorting, that one first, and every later neighbour is dropp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import reduce
 
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from logstore.records import SCHEMA, Kind
+from logstore.records import SCHEMA, Kind, Tombstone
 from logstore.segment import parquet_metadata
 
 ROW_GROUP_BYTES = 8 << 20
@@ -51,28 +50,35 @@ _KEYS = [
 
 
 def merge_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """Merge tables of records: the union, sorted, without repetitions and what is hidden.
+    """Merge tables of records: the union, sorted, without repetitions and what was deleted.
 
     Args:
         tables: with the columns of `SCHEMA`, `arrived` filled in.
     """
     table = pa.concat_tables(tables)
-    return _without_repetitions(_drop_hidden(table))
+    return _without_repetitions(_drop_deleted(table))
 
 
-def _drop_hidden(table: pa.Table) -> pa.Table:
-    """Drop the rows that tombstones in the same table hide.
+def whole_tombstones(table: pa.Table) -> pa.Table:
+    """The rows of a table that delete a thread."""
+    found = table.filter(pc.equal(table["kind"], Kind.TOMBSTONE))
+    whole = [Tombstone.from_json(cover).is_whole for cover in found["cover"].to_pylist()]
+    return found.filter(pa.array(whole, pa.bool_()))
 
-    Rows elsewhere stay hidden by the tombstone's row, which readers apply to all.
+
+def _drop_deleted(table: pa.Table) -> pa.Table:
+    """Drop the rows that tombstones in the same table delete.
+
+    Rows elsewhere stay deleted by the tombstone's row, which readers apply to all.
     """
-    tombstones = table.filter(pc.equal(table["kind"], Kind.TOMBSTONE))
+    tombstones = whole_tombstones(table)
     if not tombstones.num_rows:
         return table
-    hidden = _hidden_positions(tombstones)
+    deleted = _deleted_positions(tombstones)
     keys = table.select(["thread_id", "writer", "seq", "kind"]).append_column(
         "row", pa.array(range(table.num_rows), pa.int64())
     )
-    joined = keys.join(hidden, ["thread_id", "writer"], join_type="inner")
+    joined = keys.join(deleted, ["thread_id", "writer"], join_type="inner")
     mask = pc.and_(
         pc.less_equal(joined["seq"], joined["position"]),
         pc.invert(pc.is_in(joined["kind"], pa.array([Kind.TOMBSTONE, Kind.SNAPSHOT]))),
@@ -87,15 +93,15 @@ def _drop_hidden(table: pa.Table) -> pa.Table:
     return table.filter(pc.invert(gone))
 
 
-def _hidden_positions(tombstones: pa.Table) -> pa.Table:
-    """For each thread and writer the greatest position that a tombstone hides."""
+def _deleted_positions(tombstones: pa.Table) -> pa.Table:
+    """For each thread and writer the greatest position that a tombstone deletes."""
     threads: list[str] = []
     writers: list[str] = []
     positions: list[int] = []
     for thread_id, cover in zip(
         tombstones["thread_id"].to_pylist(), tombstones["cover"].to_pylist(), strict=True
     ):
-        for writer, position in json.loads(cover)["positions"].items():
+        for writer, position in Tombstone.from_json(cover).positions.items():
             threads.append(thread_id)
             writers.append(writer)
             positions.append(position)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from compactor.merge import whole_tombstones
 from logstore.errors import CorruptObjectError
 from logstore.keys import run_prefix
 from logstore.manifest import PartitionManifest, RunEntry
-from logstore.records import SCHEMA, Kind
+from logstore.records import SCHEMA
 from logstore.runs import RunReader
 from logstore.store import LogStore, Settings
 from logstore.tail import Listing, StartAgain, Tail
@@ -129,9 +130,8 @@ def _holds_any(run: RunEntry, runs: RunReader, threads: Sequence[str]) -> bool:
 
 
 def deleted_threads(table: pa.Table) -> list[str]:
-    """The threads that have a tombstone among new records."""
-    found = table.filter(pc.equal(table["kind"], Kind.TOMBSTONE))["thread_id"]
-    threads: list[str] = pc.unique(found).to_pylist()
+    """The threads that new records delete."""
+    threads: list[str] = pc.unique(whole_tombstones(table)["thread_id"]).to_pylist()
     return threads
 
 

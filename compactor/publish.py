@@ -28,7 +28,7 @@ from logstore.errors import (
 from logstore.keys import snapshot_manifest_key, snapshot_object_key
 from logstore.manifest import RunEntry, SnapshotManifest
 from logstore.reader import ThreadRead, arrived_before, late_writes, positions_of
-from logstore.records import Encoding, Kind, Record, ValueRef
+from logstore.records import Encoding, Kind, Record, ValueRef, without_superseded
 from logstore.store import LogStore
 from logstore.tail import StartAgain, to_us
 from logstore.view import NeedsHistory, ThreadView
@@ -49,8 +49,8 @@ class PublishResult:
     """What publishing one thread did."""
 
     work: SnapshotWork = field(default_factory=SnapshotWork)
-    graves: tuple[Record, ...] = ()
-    """The thread's tombstones: what they hide is not written again."""
+    tombstones: tuple[Record, ...] = ()
+    """The thread's tombstones: what they delete is not written again."""
     bytes_written: int = 0
     objects_deleted: int = 0
 
@@ -127,7 +127,8 @@ class Publisher:
         except NeedsHistory:
             read = self._full_read(old, records)
             entries, kept = self._settle(read, old, result, uploads)
-        result.graves = tuple(t._replace(value=None) for t in read.view.tombstones)
+        tombstones = without_superseded(read.view.tombstones)
+        result.tombstones = tuple(t._replace(value=None) for t in tombstones)
         now = self._plan.listing.date
         retired = self._collect(old, entries, now, result)
         return SnapshotManifest(
@@ -318,4 +319,4 @@ def _has_value(record: Record) -> bool:
 def _is_shown(record: Record, read: ThreadRead) -> bool:
     if record.kind != Kind.WRITE:
         return record.kind != Kind.TOMBSTONE
-    return read.view.checkpoint(record.checkpoint_ns, record.checkpoint_id) is not None
+    return read.view.ancestor(record.checkpoint_ns, record.checkpoint_id) is not None

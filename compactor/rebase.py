@@ -188,13 +188,13 @@ class _Rebaser:
         """
         view, ns = self._view, item.checkpoint_ns
         steps: list[list[Record]] = []
-        current = view.checkpoint(ns, item.checkpoint_id)
+        current = view.ancestor(ns, item.checkpoint_id)
         while current is not None and current.checkpoint_id != base.checkpoint_id:
             parent = current.parent_checkpoint_id
             if parent is None or len(steps) >= MAX_SPAN:
                 return []
-            steps.append([w for w in view.writes(ns, parent) if w.channel == item.channel])
-            current = view.checkpoint(ns, parent)
+            steps.append([w for w in view.writes_before(current) if w.channel == item.channel])
+            current = view.ancestor(ns, parent)
         return steps if current is not None else []
 
 

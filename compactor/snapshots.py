@@ -3,7 +3,8 @@
 Positions follow from a checkpoint and its parent alone: with (u, t) the checkpoint's
 `counters_since_delta_snapshot`, a channel gets a snapshot where floor(u / K) or
 floor(t / max supersteps) exceeds its parent's, unless the graph stored a value there. So
-any schedule of jobs makes the same snapshots.
+any schedule of jobs makes the same snapshots. A checkpoint whose parent was hidden gets one
+in any case, and a hidden one none.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class SnapshotMaker:
                 current: str | None = checkpoint_id
                 while current is not None and current not in done:
                     done.add(current)
-                    record = view.checkpoint(ns, current)
+                    record = view.ancestor(ns, current)
                     if record is None:
                         break
                     chain.append(record)
@@ -129,6 +130,8 @@ class SnapshotMaker:
 
     def _fold_at(self, checkpoint: Record) -> None:
         view, ns = self._view, checkpoint.checkpoint_ns
+        if (ns, checkpoint.checkpoint_id) in view.hidden():
+            return
         specs = self._table.specs(checkpoint.thread_id, ns)
         for channel in view.versions(checkpoint):
             spec = specs.get(channel)
@@ -149,7 +152,11 @@ class SnapshotMaker:
 
     def _is_due(self, checkpoint: Record, spec: ChannelSpec) -> bool:
         now = counters(checkpoint, spec.name)
-        if now == (0, 0) or self._view.stored_value(checkpoint, spec.name) is not None:
+        if self._view.stored_value(checkpoint, spec.name) is not None:
+            return False
+        if self._view.is_boundary(checkpoint):
+            return True  # so that what is hidden below it can be dropped
+        if now == (0, 0):
             return False
         parent = self._parent(checkpoint)
         if parent is None and checkpoint.parent_checkpoint_id is not None:
@@ -163,7 +170,7 @@ class SnapshotMaker:
     def _parent(self, checkpoint: Record) -> Record | None:
         if checkpoint.parent_checkpoint_id is None:
             return None
-        return self._view.checkpoint(checkpoint.checkpoint_ns, checkpoint.parent_checkpoint_id)
+        return self._view.ancestor(checkpoint.checkpoint_ns, checkpoint.parent_checkpoint_id)
 
     def _fold(self, spec: ChannelSpec, checkpoint: Record) -> Record | None:
         """The snapshot, or None with the reason noted."""
@@ -172,7 +179,7 @@ class SnapshotMaker:
         try:
             history = walk(self._view, checkpoint, [spec.name], self._late)[spec.name]
             return self._folder.fold(
-                spec, checkpoint, history, self._load, len(self._view.tombstones), self._arrived
+                spec, checkpoint, history, self._load, self._view.graves, self._arrived
             )
         except Unfoldable as error:
             self._refused[spec.label] = self._work.unfolded[spec.label] = str(error)

@@ -95,11 +95,17 @@ class BaseCache:
             if _size_of(known) <= self._known.maxsize:
                 self._known[place] = known
 
-    def forget(self, thread_id: str) -> None:
-        """A thread was deleted."""
+    def forget(self, thread_id: str) -> list[Place]:
+        """A thread was deleted.
+
+        Returns:
+            Its checkpoints that something was known of.
+        """
         with self._lock:
-            for place in [place for place in self._known if place[0] == thread_id]:
+            places = [place for place in self._known if place[0] == thread_id]
+            for place in places:
                 del self._known[place]
+        return places
 
 
 def _size_of(known: Known) -> int:

@@ -121,13 +121,13 @@ class Dictionaries:
 
     def _ancestors(self, record: Record) -> Iterator[str]:
         seen = {record.checkpoint_id}
-        current = self._view.checkpoint(record.checkpoint_ns, record.checkpoint_id)
+        current = self._view.ancestor(record.checkpoint_ns, record.checkpoint_id)
         while current is not None and (parent := current.parent_checkpoint_id) is not None:
             if parent in seen:
                 raise ParentCycleError(f"the parents of checkpoint {parent} run in a circle")
             seen.add(parent)
             yield parent
-            current = self._view.checkpoint(record.checkpoint_ns, parent)
+            current = self._view.ancestor(record.checkpoint_ns, parent)
 
 
 def _distinct(records: Iterable[Record]) -> list[Record]:

@@ -26,10 +26,12 @@ from logstore.records import (
     Encoding,
     Kind,
     Record,
-    Tombstone,
     checksum_of,
     encode_version,
 )
+
+HIDDEN_PARENT = "__logstore_hidden_parent"
+"""In the config of a checkpoint whose parent is hidden: the parent's id."""
 
 
 class Target(NamedTuple):
@@ -128,6 +130,7 @@ class CheckpointCoder:
     ) -> Encoded:
         """The records of a put: the values first, then the checkpoint that names them."""
         here = target._replace(checkpoint_id=check_name("checkpoint id", checkpoint["id"]))
+        parent_id = target.checkpoint_id or _parent_of_original(config, metadata)
         values: dict[str, Any] = checkpoint["channel_values"]
         merged = get_checkpoint_metadata(config, metadata)
         run_id = _text(merged.get("run_id"))
@@ -148,7 +151,7 @@ class CheckpointCoder:
             for channel, value in values.items()
             if _stays_with_checkpoint(channel, value, checkpoint, new_versions)
         ]
-        records.append(self._checkpoint(here, target.checkpoint_id, checkpoint, merged))
+        records.append(self._checkpoint(here, parent_id, checkpoint, merged))
         inherited = {
             channel: base
             for channel, base in parent.values.items()
@@ -226,11 +229,6 @@ class CheckpointCoder:
             written.append(KnownWrite(channel, record.checksum or 0, data))
         return Encoded(target, records, target.place, writes=tuple(written))
 
-    def tombstone_records(self, thread_id: str, positions: Mapping[str, int]) -> list[Record]:
-        """The record that hides all that was seen of a thread."""
-        record = self._record(Target(thread_id, "", ""), Kind.TOMBSTONE)
-        return [record._replace(cover=Tombstone(dict(positions)).to_json())]
-
     def _record(self, here: Target, kind: Kind) -> Record:
         stamp = self._stamp()
         return Record(
@@ -251,6 +249,18 @@ class CheckpointCoder:
     def _dump(self, value: Any) -> tuple[str, bytes]:
         type_, data = self._serde.dumps_typed(value)
         return type_, bytes(data)
+
+
+def _parent_of_original(config: RunnableConfig, metadata: CheckpointMetadata) -> str | None:
+    """The parent that a copy of a checkpoint shares with it, when that parent is hidden.
+
+    LangGraph copies a checkpoint under its parent, and one that shows no parent as a root. The
+    values of its delta channels are in the hidden ancestors.
+    """
+    if metadata.get("source") != "fork":
+        return None
+    parent = config["configurable"].get(HIDDEN_PARENT)
+    return None if parent is None else check_name("checkpoint_id", str(parent))
 
 
 def _encoded(version: str | int | float | None) -> str | None:

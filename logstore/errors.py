@@ -7,6 +7,8 @@
     │   ├── InvalidURIError
     │   ├── InvalidNameError
     │   ├── InvalidOptionError
+    │   ├── ThreadExistsError
+    │   ├── DeletedCheckpointError
     │   └── ReducerImportError
     ├── ObjectStoreError            the object store answered no, or not at all
     │   ├── ObjectNotFoundError
@@ -52,6 +54,14 @@ class InvalidNameError(UsageError):
 
 class InvalidOptionError(UsageError):
     """An option has a value that is not allowed."""
+
+
+class ThreadExistsError(UsageError):
+    """A thread is to be copied onto one that has checkpoints."""
+
+
+class DeletedCheckpointError(UsageError):
+    """A put or its writes name a checkpoint that this process has deleted or seen deleted."""
 
 
 class ReducerImportError(UsageError):

@@ -75,7 +75,10 @@ class SnapshotManifest:
                     current = None if current == seed else parents[(ns, current)]
                 since[(ns, channel)] = frozenset(path)
         heads = {ns: head.checkpoint_id for ns, head in self.heads.items()}
-        return HeadScope(since, frozenset(parents), heads, self.evicted)
+        tombstones = {(r.stamp, r.writer) for r in self.records if r.kind == "tombstone"}
+        return HeadScope(
+            since, frozenset(parents), heads, self.evicted, tombstones=frozenset(tombstones)
+        )
 
     @property
     def object_keys(self) -> list[str]:

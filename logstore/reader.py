@@ -22,7 +22,7 @@ from logstore.keys import partition_manifest_key, snapshot_manifest_key
 from logstore.lineage import Lineage
 from logstore.manifest import PartitionManifest, RunEntry, SnapshotManifest
 from logstore.objects.base import ObjectStore
-from logstore.records import Kind, Record
+from logstore.records import Kind, Record, Tombstone
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader, StartAgain, Tail
 from logstore.values import ValueDecoder, ValueReader
@@ -156,9 +156,7 @@ class ThreadReader:
             # A late copy of a segment whose name the manifest has forgotten, or a segment
             # that was given up: only the runs tell.
             # After a delete what it did not see may be a loser, which no manifest keeps.
-            if scope is not None and (
-                arrived_before(stored, manifest) or any(r.kind == Kind.TOMBSTONE for r in stored)
-            ):
+            if scope is not None and (arrived_before(stored, manifest) or deletes_thread(stored)):
                 raise NeedsHistory
             view = ThreadView(thread_id, [*manifest.records, *fresh], scope)
         except NeedsHistory:
@@ -315,6 +313,11 @@ def arrived_before(records: Iterable[Record], manifest: SnapshotManifest) -> boo
     Lanes are in order, so the record's own segment was merged too, or it was given up.
     """
     return any(r.seq <= manifest.positions.get(r.writer, -1) for r in records)
+
+
+def deletes_thread(records: Iterable[Record]) -> bool:
+    """Whether one of the records deletes the whole thread."""
+    return any(r.kind == Kind.TOMBSTONE and Tombstone.from_record(r).is_whole for r in records)
 
 
 def positions_of(records: Iterable[Record], known: Mapping[str, int]) -> dict[str, int]:

@@ -10,7 +10,7 @@ changes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from hashlib import blake2b
 from typing import NamedTuple
@@ -261,21 +261,108 @@ def checksum_of(type_: str | None, value: bytes) -> int:
 
 
 class Tombstone(NamedTuple):
-    """What a tombstone hides: of each writer, all up to a lane position."""
+    """What a tombstone takes away of what its writer had seen: for each writer of records, all
+    up to a lane position.
 
-    positions: dict[str, int]
+    A tombstone of the *whole* thread deletes: none of it counts for anything any more. Every
+    other one *hides* checkpoints: they are not shown, and their descendants are still rebuilt
+    from them.
+    """
 
-    def hides(self, record: Record) -> bool:
-        """Whether the record is among those that the deleter had seen."""
+    positions: Mapping[str, int]
+    keep: Mapping[str, str] | None = None
+    """A prune: for each namespace the least checkpoint id that stays. All others are hidden,
+    and so is a namespace that is not named."""
+    runs: frozenset[str] | None = None
+    """The runs whose checkpoints, and whose writes at other checkpoints, are hidden."""
+    checkpoints: frozenset[tuple[str, str]] | None = None
+    """Single hidden checkpoints: namespace and id."""
+    own: bool = False
+    """Whether it has also seen all that its own writer had stored up to its own segment, that
+    one included: in the copy of a thread."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it deletes the thread."""
+        return self.keep is None and self.runs is None and self.checkpoints is None
+
+    def sees(self, record: Record) -> bool:
+        """Whether its writer had seen the record."""
+        return record.seq <= self.positions.get(record.writer, -1)
+
+    def deletes(self, record: Record) -> bool:
+        """Whether the record counts for nothing any more."""
         if record.kind in (Kind.TOMBSTONE, Kind.SNAPSHOT):
             return False
-        return record.seq <= self.positions.get(record.writer, -1)
+        return self.is_whole and self.sees(record)
+
+    def hides(self, record: Record) -> bool:
+        """Whether a checkpoint, or a write at a checkpoint, is not shown."""
+        if not self.sees(record):
+            return False
+        if self.runs is not None and record.run_id in self.runs:
+            return True
+        if record.kind != Kind.CHECKPOINT:
+            return False
+        place = (record.checkpoint_ns, record.checkpoint_id)
+        if self.checkpoints is not None and place in self.checkpoints:
+            return True
+        least = "" if self.keep is None else self.keep.get(record.checkpoint_ns)
+        return least is None or record.checkpoint_id < least
 
     def to_json(self) -> str:
         """The tombstone's `cover` column."""
-        return json.dumps({"positions": self.positions}, separators=(",", ":"), sort_keys=True)
+        doc: dict[str, object] = {"positions": dict(self.positions)}
+        if self.keep is not None:
+            doc["keep"] = dict(self.keep)
+        if self.runs is not None:
+            doc["runs"] = sorted(self.runs)
+        if self.checkpoints is not None:
+            doc["checkpoints"] = sorted(self.checkpoints)
+        if self.own:
+            doc["own"] = True
+        return json.dumps(doc, separators=(",", ":"), sort_keys=True)
 
     @classmethod
     def from_record(cls, record: Record) -> Tombstone:
+        """What a record of this kind states."""
+        own = cls.from_json(record.cover or "{}")
+        if own.own:
+            return own._replace(positions={**own.positions, record.writer: record.seq})
+        return own
+
+    @classmethod
+    def from_json(cls, cover: str) -> Tombstone:
         """Read a tombstone's `cover` column."""
-        return cls(json.loads(record.cover or "{}").get("positions", {}))
+        doc = json.loads(cover)
+        return cls(
+            doc.get("positions", {}),
+            doc.get("keep"),
+            frozenset(doc["runs"]) if "runs" in doc else None,
+            frozenset((ns, id_) for ns, id_ in doc["checkpoints"])
+            if "checkpoints" in doc
+            else None,
+            doc.get("own", False),
+        )
+
+
+def tombstone_record(thread_id: str, tombstone: Tombstone, stamp: int) -> Record:
+    """The record that states a tombstone; it belongs to no checkpoint."""
+    return Record(thread_id, "", "", Kind.TOMBSTONE, cover=tombstone.to_json(), stamp=stamp)
+
+
+def without_superseded(tombstones: Iterable[Record]) -> list[Record]:
+    """The tombstones without those that hide nothing which a later prune does not hide.
+
+    Whoever prunes has read what is hidden already, and sees to it that his tombstone hides
+    it too. Hidden writes are only in the tombstone that names their run.
+    """
+    read = [(record, Tombstone.from_record(record)) for record in tombstones]
+    prunes = [own for _, own in read if own.keep is not None]
+    return [
+        record
+        for record, own in read
+        if own.is_whole
+        or own.runs is not None
+        or not any(other is not own and other.sees(record) for other in prunes)
+    ]

@@ -7,10 +7,10 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from logstore.bases import BaseCache
@@ -33,7 +33,7 @@ from logstore.lineage import Lineage
 from logstore.objects import open_object_store
 from logstore.objects.base import ObjectStore
 from logstore.objects.probe import probe_conditional_writes
-from logstore.reader import ThreadRead, ThreadReader, until_stable
+from logstore.reader import ThreadRead, ThreadReader
 from logstore.records import FORMAT_VERSION, Record
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader
@@ -41,7 +41,6 @@ from logstore.values import ValueReader
 
 logger = logging.getLogger(__name__)
 DEFAULT_PARTITIONS = 4
-_CHECKPOINT_COLUMNS = ["thread_id", "checkpoint_ns", "checkpoint_id", "kind"]
 MAX_PARTITIONS = 4096
 SHORT_GRACE_S = 300.0
 LONG_GRACE_S = 3600.0
@@ -361,26 +360,9 @@ class LogStore:
         """The pool on which whole calls run on behalf of event loops."""
         return self._process().calls
 
-    def checkpoint_index(self) -> Iterator[tuple[str, str, str]]:
-        """All checkpoints' thread ids, namespaces and ids, deleted ones and repetitions included.
-
-        From the partition manifests, the index columns of the runs, and the tail.
-        """
-        settings = self.settings()
-        for partition in range(settings.partitions if settings else 0):
-            yield from until_stable(partial(self._checkpoints_of, partition))
-
-    def _checkpoints_of(self, partition: int) -> set[tuple[str, str, str]]:
-        found = set(self._process().acknowledged_checkpoints(partition))
-        listing = self.log.list(partition)
-        manifest, _ = self.reader.partition_manifest(partition)
-        tail = self.log.read(listing, manifest.merged.keys(), None)
-        for segment in tail.segments.values():
-            found.update(_checkpoints_in(segment.table))
-        for run in manifest.runs:
-            for table in self.runs.columns(run, _CHECKPOINT_COLUMNS):
-                found.update(_checkpoints_in(table))
-        return found
+    def acknowledged_checkpoints(self, partition: int) -> list[tuple[str, str, str]]:
+        """Thread, namespace and id of this process's checkpoints that are not stored yet."""
+        return self._process().acknowledged_checkpoints(partition)
 
     def _process(self) -> _Runtime:
         runtime = self._runtime
@@ -520,12 +502,3 @@ def _flush_at_end(runtime: _Runtime) -> None:
 def _size_of(record: Record) -> int:
     value = record.value if isinstance(record.value, bytes) else b""
     return 200 + len(value) + len(record.metadata_value or b"") + len(record.versions or "")
-
-
-def _checkpoints_in(table: Any) -> Iterator[tuple[str, str, str]]:
-    rows = table.select(_CHECKPOINT_COLUMNS)
-    for thread_id, ns, checkpoint_id, kind in zip(
-        *(column.to_pylist() for column in rows.columns), strict=True
-    ):
-        if kind == "checkpoint":
-            yield thread_id, ns, checkpoint_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
@@ -13,7 +14,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from logstore.bases import Base, Known, KnownWrite, Place
-from logstore.encode import config_of
+from logstore.encode import HIDDEN_PARENT, config_of
 from logstore.reader import ThreadRead
 from logstore.records import Kind, Record
 from logstore.values import ValueDecoder
@@ -67,14 +68,22 @@ class TupleBuilder:
         self._teach(checkpoint, values, writes)
         body = loaded[0]
         body["channel_values"] = dict(zip(values, loaded[1 : 1 + len(values)], strict=True))
-        parent = checkpoint.parent_checkpoint_id
+        parent = self._view.shown_parent(checkpoint)
         return CheckpointTuple(
-            config=config_of(checkpoint.thread_id, ns, checkpoint_id),
+            config=self._config(checkpoint),
             checkpoint=body,
             metadata=self._metadata(checkpoint),
             parent_config=config_of(checkpoint.thread_id, ns, parent) if parent else None,
             pending_writes=_pending(writes, loaded[1 + len(values) :]),
         )
+
+    def _config(self, checkpoint: Record) -> RunnableConfig:
+        """The checkpoint's config. A copy of the checkpoint must find a hidden parent again."""
+        ns, parent = checkpoint.checkpoint_ns, checkpoint.parent_checkpoint_id
+        config = config_of(checkpoint.thread_id, ns, checkpoint.checkpoint_id)
+        if self._view.is_boundary(checkpoint):
+            config["configurable"][HIDDEN_PARENT] = parent
+        return config
 
     def _teach(
         self, checkpoint: Record, values: Mapping[str, Record], writes: Sequence[Record]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -37,6 +37,8 @@ class HeadScope:
     """For each namespace the head of the manifest, which it holds whole."""
     evicted: frozenset[int] = frozenset()
     """The hashes of namespaces that the manifest no longer holds."""
+    tombstones: frozenset[tuple[int, str]] = frozenset()
+    """The stamps and writers of the tombstones that the manifest took into account."""
     blind: bool = False
     """Whether nothing may be answered from the records at hand."""
 
@@ -58,10 +60,14 @@ class ThreadView:
         self.scope = scope
         given = list(records)
         self.tombstones = list(merge(r for r in given if r.kind == Kind.TOMBSTONE).values())
-        hiding = [Tombstone.from_record(r) for r in self.tombstones]
-        self.records = [r for r in given if not any(t.hides(r) for t in hiding)]
-        """All that is not hidden, losers of clashes and repetitions included."""
-        # The winner is sought among what is not hidden.
+        read = [Tombstone.from_record(r) for r in self.tombstones]
+        deleting = [t for t in read if t.is_whole]
+        self._hiding = [t for t in read if not t.is_whole]
+        self.graves = len(deleting)
+        """How many times the thread was deleted."""
+        self.records = [r for r in given if not any(t.deletes(r) for t in deleting)]
+        """All that was not deleted, losers of clashes and repetitions included."""
+        # The winner is sought among what was not deleted.
         merged = merge(self.records)
         self._checkpoints: dict[str, dict[str, Record]] = defaultdict(dict)
         self._blobs: dict[tuple[str, str, str], Record] = {}
@@ -71,8 +77,14 @@ class ThreadView:
         self._current: set[tuple[str, str, str]] = set()
         for record in merged.values():
             self._file(record)
-        if self.tombstones:
+        if self.graves:
             self._drop_rootless()
+        self._hidden = {
+            (ns, r.checkpoint_id)
+            for ns, found in self._checkpoints.items()
+            for r in found.values()
+            if r.encoding == Encoding.VOID or self._hides(r)
+        }
 
     @property
     def complete(self) -> bool:
@@ -96,10 +108,13 @@ class ThreadView:
                 self._snapshots[key][record.channel or ""] = record
 
     def _folded_after_deletes(self, snapshot: Record) -> bool:
-        if not self.tombstones:
+        if not self.graves:
             return True
         graves: int = json.loads(snapshot.cover or "{}").get("graves", 0)
-        return graves >= len(self.tombstones)
+        return graves >= self.graves
+
+    def _hides(self, record: Record) -> bool:
+        return any(t.hides(record) for t in self._hiding)
 
     def _drop_rootless(self) -> None:
         """After a delete only what descends from a new root is shown.
@@ -138,30 +153,63 @@ class ThreadView:
     # -- checkpoints -------------------------------------------------------------
 
     def namespaces(self) -> list[str]:
-        """The namespaces that have a visible checkpoint, sorted."""
-        return sorted(ns for ns, found in self._checkpoints.items() if found)
+        """The namespaces that show a checkpoint, sorted."""
+        return sorted(ns for ns in self._checkpoints if self._shown(ns))
 
     def checkpoint_ids(self, ns: str) -> list[str]:
-        """The visible checkpoints of a namespace, ascending."""
-        return sorted(self._checkpoints.get(ns, ()))
+        """The shown checkpoints of a namespace, ascending."""
+        return sorted(self._shown(ns))
+
+    def _shown(self, ns: str) -> list[str]:
+        return [id_ for id_ in self._checkpoints.get(ns, ()) if (ns, id_) not in self._hidden]
 
     def checkpoint(self, ns: str, checkpoint_id: str) -> Record | None:
-        """A visible checkpoint."""
+        """A checkpoint, if it is shown."""
+        return None if (ns, checkpoint_id) in self._hidden else self.ancestor(ns, checkpoint_id)
+
+    def ancestor(self, ns: str, checkpoint_id: str) -> Record | None:
+        """A checkpoint that others may be rebuilt from, shown or hidden."""
         return self._checkpoints.get(ns, {}).get(checkpoint_id)
 
+    def hidden(self) -> Collection[CheckpointKey]:
+        """The checkpoints that are stored and not shown."""
+        return self._hidden
+
+    def is_boundary(self, checkpoint: Record) -> bool:
+        """Whether the checkpoint is shown and its parent is hidden."""
+        ns, parent = checkpoint.checkpoint_ns, checkpoint.parent_checkpoint_id
+        return (ns, parent) in self._hidden and (ns, checkpoint.checkpoint_id) not in self._hidden
+
+    def shown_parent(self, checkpoint: Record) -> str | None:
+        """The checkpoint's parent; a hidden one is as good as none.
+
+        Raises:
+            NeedsHistory: the parent is not at hand, and may be hidden.
+        """
+        ns, parent = checkpoint.checkpoint_ns, checkpoint.parent_checkpoint_id
+        if parent is None or self.is_boundary(checkpoint):
+            return None
+        if self.scope is not None and self.ancestor(ns, parent) is None:
+            known = self.scope.tombstones if self.settled(checkpoint) else frozenset()
+            if any((t.stamp, t.writer) not in known for t in self.tombstones):
+                raise NeedsHistory
+        return parent
+
     def head(self, ns: str) -> Record | None:
-        """The visible checkpoint with the greatest id.
+        """The shown checkpoint with the greatest id.
 
         Raises:
             NeedsHistory: the namespace may exist outside of the records at hand.
         """
         scope = self.scope
         if scope is not None and (
-            scope.blind or (scope.evicted and name_hash(ns) in scope.evicted)
+            scope.blind
+            or (scope.evicted and name_hash(ns) in scope.evicted)
+            or (ns, scope.head_ids.get(ns)) in self._hidden
         ):
             raise NeedsHistory
-        found = self._checkpoints.get(ns)
-        return found[max(found)] if found else None
+        shown = self._shown(ns)
+        return self._checkpoints[ns][max(shown)] if shown else None
 
     def settled(self, checkpoint: Record) -> bool:
         """Whether the checkpoint comes from a manifest."""
@@ -236,7 +284,19 @@ class ThreadView:
     # -- writes ------------------------------------------------------------------
 
     def writes(self, ns: str, checkpoint_id: str) -> list[Record]:
-        """The writes stored at a checkpoint, in the order in which a step applies them."""
+        """The shown writes at a checkpoint, in the order in which a step applies them."""
+        return [w for w in self._ordered_writes(ns, checkpoint_id) if not self._hides(w)]
+
+    def writes_before(self, child: Record) -> list[Record]:
+        """The writes at the parent of a checkpoint, those that its state came from.
+
+        A hidden write counts for the children that were there when it was hidden, and for
+        those of its own run.
+        """
+        found = self._ordered_writes(child.checkpoint_ns, child.parent_checkpoint_id or "")
+        return [w for w in found if not any(_spares(t, w, child) for t in self._hiding)]
+
+    def _ordered_writes(self, ns: str, checkpoint_id: str) -> list[Record]:
         found = self._writes.get((ns, checkpoint_id), [])
         return sorted(found, key=lambda w: (w.task_path or "", w.task_id or "", w.idx or 0))
 
@@ -250,3 +310,10 @@ class ThreadView:
         if scope is None or checkpoint_id in scope.since.get((ns, channel), ()):
             return True
         return checkpoint_id > scope.head_ids.get(ns, "")
+
+
+def _spares(tombstone: Tombstone, write: Record, child: Record) -> bool:
+    """Whether a child of the write's checkpoint does without the write."""
+    if not tombstone.hides(write) or tombstone.sees(child):
+        return False
+    return child.run_id != write.run_id

@@ -43,15 +43,15 @@ class _ChannelWalk:
     def history(self, seed: Record | None) -> ChannelHistory:
         return ChannelHistory(self.backwards[::-1], seed, list(self.span))
 
-    def step(self, view: ThreadView, ancestor: Record) -> ChannelHistory | None:
-        """Take one ancestor in; the answer, if the walk ends here."""
+    def step(self, view: ThreadView, child: Record, ancestor: Record) -> ChannelHistory | None:
+        """Take one ancestor in, coming from its child; the answer, if the walk ends here."""
         ns, checkpoint_id = ancestor.checkpoint_ns, ancestor.checkpoint_id
         if not view.covers(ns, checkpoint_id, self.channel):
             raise NeedsHistory
         if checkpoint_id in self.late:
             self.late.discard(checkpoint_id)
             self.candidate = None
-        mine = [w for w in view.writes(ns, checkpoint_id) if w.channel == self.channel]
+        mine = [w for w in view.writes_before(child) if w.channel == self.channel]
         self.backwards.extend(reversed(mine))
         self.span.append(checkpoint_id)
         stored = view.stored_value(ancestor, self.channel)
@@ -101,12 +101,12 @@ def walk(
                 "descendant as parent. Address a checkpoint before it by id"
             )
         seen.add(parent_id)
-        parent = view.checkpoint(ns, parent_id)
+        parent = view.ancestor(ns, parent_id)
         if parent is None:
             _check_may_end(view, target, last, parent_id, walks, done)
             break
         for channel in set(walks) - set(done):
-            found = walks[channel].step(view, parent)
+            found = walks[channel].step(view, last, parent)
             if found is not None:
                 done[channel] = found
         last = parent
@@ -148,7 +148,7 @@ def possibly_below(view: ThreadView, checkpoint: Record, late: Collection[str]) 
         while current is not None and current not in descends:
             descends[current] = False
             path.append(current)
-            record = view.checkpoint(ns, current)
+            record = view.ancestor(ns, current)
             current = record.parent_checkpoint_id if record else None
         if current is not None and descends[current]:
             descends.update(dict.fromkeys(path, True))
@@ -166,7 +166,7 @@ def snapshot_stands(view: ThreadView, target: Record, channel: str, late: LateWr
     current = target
     seen: set[str | None] = {None, target.checkpoint_id}
     while remaining and current.parent_checkpoint_id not in seen:
-        parent = view.checkpoint(ns, current.parent_checkpoint_id or "")
+        parent = view.ancestor(ns, current.parent_checkpoint_id or "")
         if parent is None and view.complete:
             break
         if parent is None or not view.covers(ns, parent.checkpoint_id, channel):

@@ -15,6 +15,7 @@ from logstore.cli.common import cell, console, human_bytes, print_json, table
 from logstore.cli.options import Json, existing_store
 from logstore.config import load_object
 from logstore.errors import InvalidOptionError
+from logstore.index import StoreIndex
 from logstore.saver import LogStoreSaver
 
 Saver = BaseCheckpointSaver[Any]
@@ -82,7 +83,7 @@ def _opened(uri: str | None, path: str | None) -> Iterator[tuple[Saver, Iterable
         raise InvalidOptionError("give the URI of a store, or --saver module:factory")
     if uri is not None:
         with existing_store(uri) as store:
-            threads = sorted({thread_id for thread_id, _, _ in store.checkpoint_index()})
+            threads = sorted({thread_id for thread_id, _, _ in StoreIndex(store).checkpoints()})
             yield LogStoreSaver(store), threads
         return
     with _made(path or "") as saver:

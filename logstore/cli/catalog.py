@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.reader import ThreadRead, until_stable
+from logstore.index import StoreIndex
+from logstore.reader import ThreadRead
 from logstore.records import Kind
 from logstore.store import LogStore
-from logstore.tail import Listing, StartAgain
+from logstore.tail import Listing
 
 _COLUMNS = ["thread_id", "checkpoint_id", "kind"]
 _BATCH = 16
@@ -32,8 +32,10 @@ class Catalog:
         self._deleted: set[str] = set()
         self._listings: dict[int, Listing] = {}
         settings = store.settings()
+        index = StoreIndex(store)
         for number in range(settings.partitions if settings else 0):
-            for table in until_stable(partial(self._tables, number)):
+            self._listings[number], tables = index.tables(number, _COLUMNS)
+            for table in tables:
                 self._take_in(table)
 
     def count(self) -> int:
@@ -64,17 +66,6 @@ class Catalog:
         return self._store.reader.history(
             thread_id, partition, self._listings[partition], with_holes=True
         )
-
-    def _tables(self, partition: int) -> list[pa.Table]:
-        listing = self._listings[partition] = self._store.log.list(partition)
-        manifest, etag = self._store.reader.partition_manifest(partition)
-        tail = self._store.log.read(listing, manifest.merged.keys(), None)
-        if tail.gone and self._store.reader.partition_manifest(partition)[1] != etag:
-            raise StartAgain
-        tables = [segment.table.select(_COLUMNS) for segment in tail.segments.values()]
-        for run in manifest.runs:
-            tables.extend(self._store.runs.columns(run, _COLUMNS))
-        return tables
 
     def _take_in(self, table: pa.Table) -> None:
         checkpoints = table.filter(pc.equal(table["kind"], Kind.CHECKPOINT.value))

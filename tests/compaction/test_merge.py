@@ -79,7 +79,7 @@ def test_the_arrow_merge_repeats_nothing_and_hides_what_is_deleted(found: list[R
             if r.kind == Kind.TOMBSTONE and r.thread_id == thread_id
         ]
         mine = [r for r in merged if r.thread_id == thread_id]
-        assert not any(grave.hides(r) for grave in graves for r in mine)
+        assert not any(grave.deletes(r) for grave in graves for r in mine)
         assert sum(r.kind == Kind.TOMBSTONE for r in mine) == len(graves)
 
 

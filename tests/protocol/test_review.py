@@ -448,10 +448,12 @@ def test_a_tombstone_by_stamp_would_not_hide_what_a_clock_ahead_wrote(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class ByStamp:
+        is_whole = True
+
         def __init__(self, stamp: int) -> None:
             self._stamp = stamp
 
-        def hides(self, record: Record) -> bool:
+        def deletes(self, record: Record) -> bool:
             return record.kind != Kind.TOMBSTONE and record.stamp <= self._stamp
 
         @classmethod

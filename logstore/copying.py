@@ -1,0 +1,150 @@
+"""A thread's records as those of another thread.
+
+Values are copied as they are stored: what a patch was made against is named by versions and
+checkpoints of the thread, which the copy has too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from logstore.errors import MissingDataError
+from logstore.lanes import MAX_SEGMENT_BYTES
+from logstore.reader import ThreadRead
+from logstore.records import (
+    PENDING_ARRIVAL,
+    Encoding,
+    Kind,
+    Record,
+    Tombstone,
+    ValueRef,
+    arrival_of,
+    distinct,
+    without_superseded,
+)
+from logstore.store import LogStore
+from logstore.tail import StartAgain
+
+
+class ThreadCopy:
+    """The parts in which a thread is written to its copy, in order."""
+
+    def __init__(self, store: LogStore, read: ThreadRead, target: str) -> None:
+        """Copy what a complete read found."""
+        self._store = store
+        self._read = read
+        self._target = target
+
+    def parts(self) -> Iterator[list[Record]]:
+        """Records to be stored part by part, each after the one before it is durable.
+
+        What a tombstone hides comes in the same parts as the tombstone; what it had not seen
+        comes later.
+        """
+        for tombstone, records in self._groups():
+            for chunk in _chunks(records):
+                part = [self._moved(record) for record in self._with_values(chunk)]
+                if tombstone is not None:
+                    part.append(self._moved(tombstone))
+                yield part
+
+    def _groups(self) -> Iterator[tuple[Record | None, list[Record]]]:
+        view = self._read.view
+        left = sorted([*self._records(), *self._seeds()], key=arrival_of)
+        hiding = [t for t in view.tombstones if not Tombstone.from_record(t).is_whole]
+        for tombstone in sorted(without_superseded(hiding), key=arrival_of):
+            own = Tombstone.from_record(tombstone)
+            yield _own(tombstone, own), [r for r in left if own.sees(r)]
+            left = [r for r in left if not own.sees(r)]
+        yield None, left
+
+    def _records(self) -> list[Record]:
+        """All that was not deleted; not what was put onto something deleted."""
+        view = self._read.view
+        found: list[Record] = []
+        for record in distinct(view.records):
+            if record.kind == Kind.CHECKPOINT:
+                known = view.ancestor(record.checkpoint_ns, record.checkpoint_id)
+                if known is None:
+                    continue
+                parent = record.parent_checkpoint_id
+                if parent and view.ancestor(record.checkpoint_ns, parent) is None:
+                    record = record._replace(parent_checkpoint_id=None)
+            if record.kind in (Kind.CHECKPOINT, Kind.BLOB, Kind.WRITE):
+                found.append(record)
+        return found
+
+    def _seeds(self) -> list[Record]:
+        """Snapshots at checkpoints whose ancestors were dropped, as values of theirs.
+
+        They are all that is left of what was there before. All others are derived, and the
+        compactor makes them anew.
+        """
+        view = self._read.view
+        roots = [
+            record
+            for ns in view.namespaces()
+            for id_ in view.checkpoint_ids(ns)
+            if (record := view.checkpoint(ns, id_)) is not None
+            and view.ancestor(ns, record.parent_checkpoint_id or "") is None
+        ]
+        snapshots = [
+            snapshot
+            for root in roots
+            for snapshot in view.snapshots(root.checkpoint_ns, root.checkpoint_id).values()
+        ]
+        loaded = self._store.reader.decoder(self._read).load(snapshots)
+        return [
+            Record(
+                snapshot.thread_id,
+                snapshot.checkpoint_ns,
+                snapshot.checkpoint_id,
+                Kind.BLOB,
+                channel=snapshot.channel,
+                type=type_,
+                size=len(value),
+                checksum=snapshot.checksum,
+                ts=snapshot.ts,
+                stamp=snapshot.stamp,
+                arrived=snapshot.arrived,
+                value=value,
+            )
+            for snapshot, (type_, value) in zip(snapshots, loaded, strict=True)
+        ]
+
+    def _with_values(self, records: Sequence[Record]) -> list[Record]:
+        refs = [r.value for r in records if isinstance(r.value, ValueRef)]
+        try:
+            values = self._store.runs.values(self._read.runs, refs)
+        except StartAgain as error:
+            raise MissingDataError(
+                f"the copy of thread {self._read.view.thread_id!r} took longer than compaction "
+                f"keeps replaced runs; delete thread {self._target!r} and copy again"
+            ) from error
+        return [
+            r._replace(value=values[r.value]) if isinstance(r.value, ValueRef) else r
+            for r in records
+        ]
+
+    def _moved(self, record: Record) -> Record:
+        return record._replace(
+            thread_id=self._target, stamp=self._store.stamp(), arrived=PENDING_ARRIVAL
+        )
+
+
+def _own(tombstone: Record, stated: Tombstone) -> Record:
+    """The tombstone for the copy: it sees all that its own writer has stored so far."""
+    return tombstone._replace(cover=stated._replace(positions={}, own=True).to_json(), value=None)
+
+
+def _chunks(records: Sequence[Record]) -> Iterator[list[Record]]:
+    chunk: list[Record] = []
+    size = 0
+    for record in records:
+        if chunk and size > MAX_SEGMENT_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(record)
+        size += 200 + (record.size or 0 if record.encoding != Encoding.PATCH else 0)
+    if chunk:
+        yield chunk

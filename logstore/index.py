@@ -1,0 +1,74 @@
+"""What is in a store, from the index columns of all its segments and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore.reader import until_stable
+from logstore.records import Kind
+from logstore.store import LogStore
+from logstore.tail import Listing, StartAgain
+
+_CHECKPOINTS = ["thread_id", "checkpoint_ns", "checkpoint_id", "kind"]
+_RUNS = ["thread_id", "kind", "run_id"]
+
+
+class StoreIndex:
+    """Looks through whole partitions, reading no values."""
+
+    def __init__(self, store: LogStore) -> None:
+        """Look through `store`."""
+        self._store = store
+
+    def checkpoints(self) -> Iterator[tuple[str, str, str]]:
+        """All checkpoints' thread ids, namespaces and ids, deleted ones and repetitions included.
+
+        Those too that this process has acknowledged and not stored yet.
+        """
+        for partition in range(self._partitions()):
+            found = set(self._store.acknowledged_checkpoints(partition))
+            for table in self.tables(partition, _CHECKPOINTS)[1]:
+                kept = table.filter(pc.equal(table["kind"], Kind.CHECKPOINT.value))
+                columns = (kept[name].to_pylist() for name in _CHECKPOINTS[:3])
+                found.update(zip(*columns, strict=True))
+            yield from found
+
+    def threads_of_runs(self, run_ids: Collection[str]) -> set[str]:
+        """The threads in which one of the runs has stored something."""
+        wanted = pa.array(sorted(run_ids), pa.string())
+        found: set[str] = set()
+        for partition in range(self._partitions()):
+            for table in self.tables(partition, _RUNS)[1]:
+                kept = table.filter(pc.is_in(table["run_id"], wanted))
+                found.update(pc.unique(kept["thread_id"]).to_pylist())
+        return found
+
+    def tables(self, partition: int, columns: Sequence[str]) -> tuple[Listing, list[pa.Table]]:
+        """Some columns of all records of a partition, and the LIST they were found by.
+
+        A record may be in two of the tables; what was deleted may be in them yet.
+
+        Raises:
+            MissingDataError: an object stays missing that a manifest names.
+        """
+        return until_stable(partial(self._tables, partition, columns))
+
+    def _partitions(self) -> int:
+        settings = self._store.settings()
+        return settings.partitions if settings else 0
+
+    def _tables(self, partition: int, columns: Sequence[str]) -> tuple[Listing, list[pa.Table]]:
+        store = self._store
+        listing = store.log.list(partition)
+        manifest, etag = store.reader.partition_manifest(partition)
+        tail = store.log.read(listing, manifest.merged.keys(), None)
+        if tail.gone and store.reader.partition_manifest(partition)[1] != etag:
+            raise StartAgain
+        tables = [segment.table.select(columns) for segment in tail.segments.values()]
+        for run in manifest.runs:
+            tables.extend(store.runs.columns(run, columns))
+        return listing, tables

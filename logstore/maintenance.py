@@ -1,0 +1,174 @@
+"""Deleting, pruning and copying threads. Bytes are moved and hidden; no value is decoded.
+
+A delete or prune reads strongly and writes one tombstone a thread, which takes away what
+that read has seen, by writer and lane position. What it has not seen is concurrent or later,
+and stays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+from cachetools import LRUCache
+
+from logstore.bases import Place
+from logstore.copying import ThreadCopy
+from logstore.errors import DeletedCheckpointError, InvalidOptionError, ThreadExistsError
+from logstore.index import StoreIndex
+from logstore.prune import prune_tombstone
+from logstore.reader import ThreadRead, until_stable
+from logstore.records import Record, Tombstone, tombstone_record
+from logstore.store import LogStore
+from logstore.view import ThreadView
+
+_PARALLEL = 8
+_REMEMBERED = 16_384
+Strategy = Literal["keep_latest", "delete"]
+STRATEGIES: tuple[Strategy, ...] = ("keep_latest", "delete")
+
+
+class DeletedCheckpoints:
+    """The checkpoints that this process knew when it deleted their thread."""
+
+    def __init__(self) -> None:
+        """Remember nothing."""
+        self._lock = threading.Lock()
+        self._places: LRUCache[Place, None] = LRUCache(_REMEMBERED)
+
+    def remember(self, places: Iterable[Place]) -> None:
+        """Their thread was deleted."""
+        with self._lock:
+            self._places.update(dict.fromkeys(places))
+
+    def check(self, place: Place) -> None:
+        """Refuse to go on from a deleted checkpoint.
+
+        Raises:
+            DeletedCheckpointError: it is one.
+        """
+        with self._lock:
+            if place not in self._places:
+                return
+        raise DeletedCheckpointError(
+            f"checkpoint {place[2]} of thread {place[0]!r} was deleted by delete_thread, so what "
+            "follows it would never be shown; start the thread anew with a config that has no "
+            "checkpoint_id"
+        )
+
+
+class Maintenance:
+    """Deletes, prunes and copies threads of one store."""
+
+    def __init__(self, store: LogStore) -> None:
+        """Work on `store`."""
+        self._store = store
+        self.deleted = DeletedCheckpoints()
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete all of a thread that is there, durably."""
+        self._store.settle(thread_id)
+        read = until_stable(lambda: self._store.read_head(thread_id))
+        if read.positions:
+            self._hide(thread_id, Tombstone(read.positions))
+        self.deleted.remember(_places(read.view))
+        self.deleted.remember(self._store.bases.forget(thread_id))
+
+    def prune(self, thread_ids: Sequence[str], strategy: str, newest: int = 1) -> None:
+        """Prune threads.
+
+        Args:
+            thread_ids: the threads; one that does not exist is passed over.
+            strategy: `delete`, or `keep_latest`: the newest checkpoints of each namespace.
+            newest: how many checkpoints `keep_latest` keeps.
+
+        Raises:
+            InvalidOptionError: there is no such strategy.
+        """
+        if strategy not in STRATEGIES:
+            raise InvalidOptionError(
+                f"strategy is one of {', '.join(STRATEGIES)}, not {strategy!r}"
+            )
+        if strategy == "delete":
+            self._each(self.delete_thread, thread_ids)
+        else:
+            self._each(lambda thread_id: self._keep_latest(thread_id, newest), thread_ids)
+
+    def _keep_latest(self, thread_id: str, newest: int) -> None:
+        read = self._whole(thread_id)
+        tombstone = prune_tombstone(read.view, read.positions, newest)
+        if tombstone is not None:
+            self._hide(thread_id, tombstone)
+
+    def delete_for_runs(self, run_ids: Collection[str]) -> None:
+        """Hide the checkpoints of runs in all threads, and their writes at other checkpoints."""
+        if not run_ids:
+            return
+        self._store.flush()
+        threads = StoreIndex(self._store).threads_of_runs(run_ids)
+        self._each(lambda thread_id: self._hide_runs(thread_id, run_ids), sorted(threads))
+
+    def _hide_runs(self, thread_id: str, run_ids: Collection[str]) -> None:
+        read = self._whole(thread_id)
+        found = frozenset(r.run_id for r in read.view.records if r.run_id in run_ids and r.run_id)
+        tombstone = Tombstone(read.positions, runs=found)
+        if any(tombstone.hides(record) for record in _shown(read.view)):
+            self._hide(thread_id, tombstone)
+
+    def copy_thread(self, source: str, target: str) -> None:
+        """Copy all checkpoints and writes of a thread to another one.
+
+        A long thread appears in the copy oldest part first.
+
+        Raises:
+            ThreadExistsError: the other one has checkpoints.
+        """
+        read = self._whole(source)
+        if not read.view.namespaces():
+            return
+        if self._whole(target).view.namespaces():
+            raise ThreadExistsError(
+                f"thread {target!r} has checkpoints; a copy of {source!r} would mix with them. "
+                "Delete it first, or name another target"
+            )
+        for records in ThreadCopy(self._store, read, target).parts():
+            self._store.write(target, records, waited=True).result()
+
+    # -- parts -------------------------------------------------------------------
+
+    def _whole(self, thread_id: str) -> ThreadRead:
+        self._store.settle(thread_id)
+        return self._store.read_history(thread_id)
+
+    def _hide(self, thread_id: str, tombstone: Tombstone) -> None:
+        record = tombstone_record(thread_id, tombstone, self._store.stamp())
+        self._store.write(thread_id, [record], waited=True).result()
+
+    @staticmethod
+    def _each(function: Callable[[str], None], thread_ids: Sequence[str]) -> None:
+        """Several threads at a time; the first error is raised when all are through."""
+        if not thread_ids:
+            return
+        with ThreadPoolExecutor(min(_PARALLEL, len(thread_ids)), "logstore-maintenance") as pool:
+            jobs = [pool.submit(function, thread_id) for thread_id in thread_ids]
+        for job in jobs:
+            job.result()
+
+
+def _places(view: ThreadView) -> list[Place]:
+    return [
+        (view.thread_id, ns, checkpoint_id)
+        for ns in view.namespaces()
+        for checkpoint_id in view.checkpoint_ids(ns)
+    ]
+
+
+def _shown(view: ThreadView) -> Iterator[Record]:
+    """The shown checkpoints and the writes at them."""
+    for _, ns, checkpoint_id in _places(view):
+        checkpoint = view.checkpoint(ns, checkpoint_id)
+        if checkpoint is not None:
+            yield checkpoint
+        yield from view.writes(ns, checkpoint_id)
