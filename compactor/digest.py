@@ -217,7 +217,7 @@ def _trim(record: Record, channels: set[str], view: ThreadView) -> Record:
     versions = {ch: v for ch, v in view.versions(record).items() if ch in channels}
     return record._replace(
         value=None,
-        encoding=Encoding.VOID if record.encoding == Encoding.VOID else Encoding.ELSEWHERE,
+        encoding=Encoding.ELSEWHERE,
         metadata_value=None,
         metadata=json.dumps({COUNTERS: counted}),
         versions=json.dumps(versions),

@@ -28,7 +28,7 @@ from logstore.errors import (
 from logstore.keys import snapshot_manifest_key, snapshot_object_key
 from logstore.manifest import RunEntry, SnapshotManifest
 from logstore.reader import ThreadRead, arrived_before, late_writes, positions_of
-from logstore.records import Encoding, Kind, Record, ValueRef, without_superseded
+from logstore.records import Encoding, Kind, Record, ValueRef
 from logstore.store import LogStore
 from logstore.tail import StartAgain, to_us
 from logstore.view import NeedsHistory, ThreadView
@@ -127,8 +127,7 @@ class Publisher:
         except NeedsHistory:
             read = self._full_read(old, records)
             entries, kept = self._settle(read, old, result, uploads)
-        tombstones = without_superseded(read.view.tombstones)
-        result.tombstones = tuple(t._replace(value=None) for t in tombstones)
+        result.tombstones = tuple(t._replace(value=None) for t in read.view.tombstones)
         now = self._plan.listing.date
         retired = self._collect(old, entries, now, result)
         return SnapshotManifest(

@@ -75,6 +75,10 @@ class Target(NamedTuple):
         """The addressed checkpoint."""
         return (self.thread_id, self.checkpoint_ns, self.checkpoint_id or "")
 
+    def child_place(self, checkpoint_id: str) -> Place:
+        """A checkpoint in the same thread and namespace."""
+        return (self.thread_id, self.checkpoint_ns, checkpoint_id)
+
     def child(self, checkpoint_id: str) -> RunnableConfig:
         """The config of a checkpoint in the same thread and namespace."""
         return config_of(self.thread_id, self.checkpoint_ns, checkpoint_id)

@@ -27,6 +27,7 @@
     │   └── ParentCycleError
     └── WriteError
         ├── CommitUnknownError      the write may still appear; nothing was acknowledged
+        ├── HeadMovedError          another worker went on from the same checkpoint: reload
         ├── ThreadPoisonedError     an acknowledged write of this thread was lost
         └── ClosedError
 
@@ -134,6 +135,10 @@ class WriteError(LogStoreError):
 
 class CommitUnknownError(WriteError):
     """The outcome of a commit stayed unknown; its records may appear later."""
+
+
+class HeadMovedError(WriteError):
+    """A put's parent is no longer the head of its branch; only a saver with a fence raises it."""
 
 
 class ThreadPoisonedError(WriteError):

@@ -20,6 +20,10 @@ import pyarrow as pa
 FORMAT_VERSION = 1
 """The version of the layout. A store of a newer version is refused."""
 
+TASKS = "__pregel_tasks"
+TASKS_FORMAT = 4
+"""Checkpoints of an earlier format take their tasks from writes to `TASKS` at their parent."""
+
 PENDING_ARRIVAL = 2**62
 """The arrival of a record that is not in the store yet: after all that is."""
 

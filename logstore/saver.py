@@ -27,6 +27,7 @@ from logstore.background import Background, start_background
 from logstore.durability import Durability, SpecialWrites
 from logstore.encode import CheckpointCoder, Encoded, Target
 from logstore.errors import InvalidOptionError
+from logstore.fence import Fence
 from logstore.index import StoreIndex
 from logstore.maintenance import Maintenance
 from logstore.reader import ThreadRead, until_stable
@@ -63,6 +64,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         durability: Durability | Literal["strict", "checkpoint", "buffered"] = "strict",
         background: Background | None = None,
+        fence: bool = False,
     ) -> None:
         """Use an open store; most callers want `from_conn_string`.
 
@@ -73,6 +75,9 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
                 `checkpoint`: `put` returns durable, with all earlier records of its thread;
                 task writes return at once. `buffered`: at once; `flush` is the barrier.
             background: compaction in this process, stopped with the saver.
+            fence: whether a put is refused whose parent has another child already, so that two
+                workers on one thread notice. Forks that are meant (`source` is `fork`) may be
+                put anywhere. It costs two reads a put.
         """
         super().__init__(serde=serde)
         self.store = store
@@ -80,6 +85,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         self._background = background
         self._special = SpecialWrites()
         self._maintenance = Maintenance(store)
+        self._fence = Fence(store) if fence else None
 
     @classmethod
     def from_conn_string(
@@ -93,6 +99,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         channels: Mapping[str, Any] | None = None,
         partitions: int | None = None,
         linger_s: float = 0.0,
+        fence: bool = False,
         **backend: Any,
     ) -> LogStoreSaver:
         """A saver for the store at a URI, which is created by the first write.
@@ -109,6 +116,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
             partitions: the partition count to create the store with, or to demand of it.
             linger_s: the least seconds between two PUTs of a partition: fewer and larger
                 segments for a longer wait.
+            fence: whether two workers on one thread notice each other, see the class.
             backend: for S3 `client` (a boto3 client), `botocore_config`, `endpoint_url` or
                 `region`.
 
@@ -130,7 +138,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
             compaction or ("background" if store.objects.scheme == "file" else "off")
         ) == "background":
             background = start_background(store, graph=graph, channels=channels, serde=serde)
-        return cls(store, serde=serde, durability=mode, background=background)
+        return cls(store, serde=serde, durability=mode, background=background, fence=fence)
 
     @property
     def uri(self) -> str:
@@ -203,11 +211,19 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         Raises:
             InvalidNameError: a name in it cannot be stored.
             DeletedCheckpointError: this process has deleted the checkpoint that it names.
+            HeadMovedError: there is a fence, and another worker went on from the same parent.
             CommitUnknownError: the store did not say whether it was stored.
             ThreadPoisonedError: an acknowledged write of the thread was lost.
         """
         encoded = self._encode_put(config, checkpoint, metadata, new_versions)
-        self._settle(self._write(encoded, waited=self._waits_for_put()))
+        fence = self._fence if metadata.get("source") != "fork" else None
+        place, parent = encoded.target.child_place(checkpoint["id"]), encoded.target.checkpoint_id
+        if fence is not None:
+            fence.before(place, parent)
+        waited = fence is not None or self._waits_for_put()
+        self._settle(self._write(encoded, waited=waited))
+        if fence is not None:
+            fence.after(place, parent)
         self._learn(encoded)
         return encoded.target.child(checkpoint["id"])
 
@@ -218,7 +234,9 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Like `put`, without blocking the loop and without a thread of its own."""
+        """Like `put`, without blocking the loop; only a fence needs a thread of its own."""
+        if self._fence is not None:
+            return await self._call(lambda: self.put(config, checkpoint, metadata, new_versions))
         encoded = self._encode_put(config, checkpoint, metadata, new_versions)
         await self._make_ready()
         await self._asettle(self._write(encoded, waited=self._waits_for_put()))

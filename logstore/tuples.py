@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from logstore.bases import Base, Known, KnownWrite, Place
 from logstore.encode import HIDDEN_PARENT, config_of
 from logstore.reader import ThreadRead
-from logstore.records import Kind, Record
+from logstore.records import TASKS, TASKS_FORMAT, Kind, Record
 from logstore.values import ValueDecoder
 from logstore.view import NeedsHistory
 from logstore.walk import ChannelHistory, snapshot_stands, walk
@@ -68,6 +68,8 @@ class TupleBuilder:
         self._teach(checkpoint, values, writes)
         body = loaded[0]
         body["channel_values"] = dict(zip(values, loaded[1 : 1 + len(values)], strict=True))
+        if body.get("v", TASKS_FORMAT) < TASKS_FORMAT:
+            self._take_tasks(checkpoint, body)
         parent = self._view.shown_parent(checkpoint)
         return CheckpointTuple(
             config=self._config(checkpoint),
@@ -76,6 +78,16 @@ class TupleBuilder:
             parent_config=config_of(checkpoint.thread_id, ns, parent) if parent else None,
             pending_writes=_pending(writes, loaded[1 + len(values) :]),
         )
+
+    def _take_tasks(self, checkpoint: Record, body: dict[str, Any]) -> None:
+        """Give a checkpoint of an earlier format its tasks, which are writes at its parent."""
+        if not self._view.complete:
+            raise NeedsHistory
+        sent = [w for w in self._view.writes_before(checkpoint) if w.channel == TASKS]
+        if sent:
+            versions = body["channel_versions"]
+            body["channel_values"][TASKS] = self._loads(sent)
+            body["channel_versions"] = {**versions, TASKS: max(versions.values(), default=TASKS)}
 
     def _config(self, checkpoint: Record) -> RunnableConfig:
         """The checkpoint's config. A copy of the checkpoint must find a hidden parent again."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -83,7 +83,7 @@ class ThreadView:
             (ns, r.checkpoint_id)
             for ns, found in self._checkpoints.items()
             for r in found.values()
-            if r.encoding == Encoding.VOID or self._hides(r)
+            if self._hides(r)
         }
 
     @property
@@ -170,6 +170,10 @@ class ThreadView:
     def ancestor(self, ns: str, checkpoint_id: str) -> Record | None:
         """A checkpoint that others may be rebuilt from, shown or hidden."""
         return self._checkpoints.get(ns, {}).get(checkpoint_id)
+
+    def ancestors(self) -> Iterator[Record]:
+        """All checkpoints, shown or hidden."""
+        return (record for found in self._checkpoints.values() for record in found.values())
 
     def hidden(self) -> Collection[CheckpointKey]:
         """The checkpoints that are stored and not shown."""

@@ -271,3 +271,24 @@ def test_a_call_that_names_a_deleted_checkpoint_is_refused_where_it_is_known(pla
         assert ids(saver) == []
         anew = script.put()
         assert ids(saver) == [anew]
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_checkpoint_of_an_old_format_takes_its_tasks_from_its_parent(
+    place: Place, pruned: bool
+) -> None:
+    with place.fresh() as saver:
+        script = Script([saver])
+        first = script.put()
+        script.write(first, {"node": "work", "arg": 1}, to="__pregel_tasks")
+        second = script.put(first)
+        config, checkpoint, metadata, new = script.calls[second]
+        saver.put(config, {**checkpoint, "v": 3}, metadata, new)
+        if pruned:
+            saver.prune(["t"])
+    place.compact()
+    with place.fresh() as saver:
+        found = saver.get_tuple(thread())
+    assert found is not None
+    assert found.checkpoint["channel_values"]["__pregel_tasks"] == [[{"node": "work", "arg": 1}]]
+    assert "__pregel_tasks" in found.checkpoint["channel_versions"]
