@@ -145,6 +145,7 @@ class Maintenance:
     def _hide(self, thread_id: str, tombstone: Tombstone) -> None:
         record = tombstone_record(thread_id, tombstone, self._store.stamp())
         self._store.write(thread_id, [record], waited=True).result()
+        self._store.forget(thread_id)
 
     @staticmethod
     def _each(function: Callable[[str], None], thread_ids: Sequence[str]) -> None:

@@ -13,16 +13,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
-from logstore.cache import ByteCache
+from logstore.cache import ByteCache, VersionedCache
 from logstore.errors import MissingDataError, ObjectNotFoundError
 from logstore.keys import partition_manifest_key, snapshot_manifest_key
 from logstore.lineage import Lineage
 from logstore.manifest import PartitionManifest, RunEntry, SnapshotManifest
 from logstore.objects.base import ObjectStore
-from logstore.records import Kind, Record, Tombstone
+from logstore.records import Kind, Record, Tombstone, weight
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader, StartAgain, Tail
 from logstore.values import ValueDecoder, ValueReader
@@ -41,6 +41,24 @@ class ManifestVersion:
     etag: str | None
 
 
+class ReadVersion(NamedTuple):
+    """What a thread was read from: of the same version, the same records.
+
+    A record comes in with a segment. One that landed since is in the tail, or a manifest has
+    merged it since, and has another ETag.
+    """
+
+    manifest: str | None
+    """The ETag of the snapshot manifest."""
+    tail: frozenset[tuple[str, int]]
+    """The unmerged segments, and when they arrived."""
+
+    @classmethod
+    def of(cls, found: ManifestVersion, tail: Tail) -> ReadVersion:
+        """The version of a head read."""
+        return cls(found.etag, frozenset((key, tail.arrived[key]) for key in tail.segments))
+
+
 @dataclass(frozen=True)
 class ThreadRead:
     """What a read of a thread found."""
@@ -55,6 +73,13 @@ class ThreadRead:
     """This process's acknowledged records that were not stored when the LIST began."""
     positions: Mapping[str, int]
     """For each writer: the greatest lane position with stored records of the thread."""
+    version: ReadVersion | None = None
+    """By which what follows from the read may be kept; None if it may not be kept."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return sum(map(weight, self.view.records))
 
 
 class ThreadReader:
@@ -69,6 +94,7 @@ class ThreadReader:
         values: ValueReader,
         lineage: Lineage,
         manifests: ByteCache[ManifestVersion],
+        reads: VersionedCache[ThreadRead],
         short_grace_s: float,
         acknowledged: Callable[[str], Sequence[Record]],
         observe: Callable[[Listing], None],
@@ -83,6 +109,7 @@ class ThreadReader:
             values: reads values.
             lineage: is told what was read.
             manifests: snapshot manifests by key.
+            reads: reads of threads, to be given out again while their version stands.
             short_grace_s: the least time between a commit and the deletion of the segments
                 that it merged.
             acknowledged: gives this process's acknowledged records that are not stored yet.
@@ -95,6 +122,7 @@ class ThreadReader:
         self._values = values
         self._lineage = lineage
         self._manifests = manifests
+        self._reads = reads
         self._short_grace_s = short_grace_s
         self._acknowledged = acknowledged
         self._observe = observe
@@ -137,17 +165,22 @@ class ThreadReader:
             tail = self._log.read(listing, version.manifest.merged, thread_id)
         for wait in objects:
             wait()
-        return self._head_read(thread_id, version.manifest, tail, pending, listing)
+        return self._head_read(thread_id, version, tail, pending, listing)
 
     def _head_read(
         self,
         thread_id: str,
-        manifest: SnapshotManifest,
+        found: ManifestVersion,
         tail: Tail,
         pending: Sequence[Record],
         listing: Listing,
     ) -> ThreadRead:
+        manifest = found.manifest
         self._lineage.read(thread_id, tail.builds_on(thread_id), manifest.merged)
+        version = None if pending else ReadVersion.of(found, tail)
+        known = self._reads.get((thread_id, "head"), version)
+        if known is not None:
+            return replace(known, listing=listing)
         stored = tail.records(thread_id)
         positions = positions_of(stored, manifest.positions)
         fresh = [*stored, *pending]
@@ -161,7 +194,9 @@ class ThreadReader:
             view = ThreadView(thread_id, [*manifest.records, *fresh], scope)
         except NeedsHistory:
             view = ThreadView(thread_id, (), HeadScope(blind=True))
-        return ThreadRead(view, late_writes(fresh), {}, listing, pending, positions)
+        read = ThreadRead(view, late_writes(fresh), {}, listing, pending, positions, version)
+        self._reads.put((thread_id, "head"), version, read, read.size)
+        return read
 
     def snapshot_manifest(self, thread_id: str, partition: int) -> ManifestVersion:
         """Read a thread's snapshot manifest, or hear that the cached version is current."""
@@ -181,6 +216,21 @@ class ThreadReader:
         return version
 
     # -- the whole history ---------------------------------------------------------
+
+    def beyond(self, head: ThreadRead, partition: int) -> ThreadRead:
+        """Read all records of a thread whose head was just read; its LIST serves.
+
+        Raises:
+            MissingDataError: a segment was lost.
+        """
+        thread_id = head.view.thread_id
+        known = self._reads.get((thread_id, "whole"), head.version)
+        if known is not None:
+            return known
+        read = self.history(thread_id, partition, head.listing, head.pending)
+        read = replace(read, version=None if read.pending else head.version)
+        self._reads.put((thread_id, "whole"), read.version, read, read.size)
+        return read
 
     def history(
         self,

@@ -164,6 +164,9 @@ store can tell."""
 
 assert tuple(SCHEMA.names) == Record._fields
 
+_RECORD_BYTES = 1200
+"""A record's fields and its short strings, in memory."""
+
 Key = tuple[str | int | None, ...]
 
 
@@ -243,6 +246,13 @@ def merge(records: Iterable[Record]) -> dict[Key, Record]:
         other = merged.get(key)
         merged[key] = record if other is None else winner(other, record)
     return merged
+
+
+def weight(record: Record) -> int:
+    """A record's bytes in memory, about."""
+    value = record.value if isinstance(record.value, bytes) else b""
+    texts = (record.metadata_value, record.metadata, record.versions, record.cover)
+    return _RECORD_BYTES + len(value) + sum(len(text) for text in texts if text)
 
 
 def encode_version(version: str | int | float) -> str:

@@ -32,6 +32,7 @@ from logstore.index import StoreIndex
 from logstore.maintenance import Maintenance
 from logstore.reader import ThreadRead, until_stable
 from logstore.store import CHECKPOINT_HOLD_S, LogStore, StoreOptions
+from logstore.tail import StartAgain
 from logstore.tuples import TupleBuilder
 from logstore.view import NeedsHistory
 
@@ -459,10 +460,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         target = Target.of(config)
 
         def build(builder: TupleBuilder) -> Mapping[str, DeltaChannelHistory]:
-            record = builder.find(target.checkpoint_ns, target.checkpoint_id)
-            if record is None:
-                return {channel: {"writes": []} for channel in channels}
-            return builder.history(record, channels)
+            return builder.history(target.checkpoint_ns, target.checkpoint_id, channels)
 
         return self._read(target.thread_id, build)
 
@@ -484,11 +482,27 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
             except NeedsHistory:
                 return build(self._builder(self.store.read_history(thread_id, after=head)))
 
-        return until_stable(attempt)
+        return self._until_stable(thread_id, attempt)
+
+    def _until_stable(self, thread_id: str, attempt: Callable[[], T]) -> T:
+        """Repeat a read that met the objects of an outdated manifest, without what it knew."""
+
+        def forgetting() -> T:
+            try:
+                return attempt()
+            except StartAgain:
+                self.store.forget(thread_id)
+                raise
+
+        return until_stable(forgetting)
 
     def _builder(self, read: ThreadRead) -> TupleBuilder:
-        decoder = self.store.reader.decoder(read)
-        return TupleBuilder(read, self.serde, decoder, self.store.bases.learn)
+        store = self.store
+        decoder = store.reader.decoder(read)
+        return TupleBuilder(read, self.serde, decoder, store.bases.learn, store.histories)
+
+    def _whole(self, thread_id: str) -> ThreadRead:
+        return self.store.read_history(thread_id, after=self.store.read_head(thread_id))
 
     def list(
         self,
@@ -531,7 +545,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
             found = set(StoreIndex(self.store).checkpoints())
         else:
             target = Target.of(config)
-            read = reads[target.thread_id] = self.store.read_history(target.thread_id)
+            read = reads[target.thread_id] = self._whole(target.thread_id)
             wanted = config["configurable"].get("checkpoint_ns")
             found = {
                 (target.thread_id, ns, checkpoint_id)
@@ -552,7 +566,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
     ) -> CheckpointTuple | None:
         def attempt() -> CheckpointTuple | None:
             # A repeated attempt must not meet the read that turned out to be outdated.
-            read = reads.pop(thread_id, None) or self.store.read_history(thread_id)
+            read = reads.pop(thread_id, None) or self._whole(thread_id)
             builder = self._builder(read)
             record = builder.find(ns, checkpoint_id)
             if record is None or not builder.metadata_matches(record, filter):
@@ -562,7 +576,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
             reads[thread_id] = read
             return answer
 
-        return until_stable(attempt)
+        return self._until_stable(thread_id, attempt)
 
     async def alist(
         self,

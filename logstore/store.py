@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from logstore.bases import BaseCache
-from logstore.cache import ByteCache
+from logstore.cache import ByteCache, VersionedCache
 from logstore.clock import Clock
 from logstore.errors import (
     ClosedError,
@@ -37,7 +37,7 @@ from logstore.reader import ThreadRead, ThreadReader
 from logstore.records import FORMAT_VERSION, Record
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader
-from logstore.values import ValueReader
+from logstore.values import TypedHistory, ValueReader
 
 logger = logging.getLogger(__name__)
 DEFAULT_PARTITIONS = 4
@@ -123,6 +123,9 @@ class StoreOptions:
     base_bytes: int = 64 << 20
     """For earlier values that new ones are patched against; without them values are stored
     whole."""
+    history_entries: int = 128
+    """How many delta histories, and how many threads' records, are kept to be read again while
+    nothing of the thread changes; 0 keeps none."""
     io_threads: int = 16
 
 
@@ -333,7 +336,13 @@ class LogStore:
         partition = self.partition(thread_id)
         if after is None:
             return self.reader.history(thread_id, partition, with_holes=with_holes)
-        return self.reader.history(thread_id, partition, after.listing, after.pending)
+        return self.reader.beyond(after, partition)
+
+    def forget(self, thread_id: str) -> None:
+        """Let go of a thread's records and histories: it was deleted, pruned, or is outdated."""
+        process = self._process()
+        process.reads.forget(thread_id)
+        process.histories.forget(thread_id)
 
     @property
     def reader(self) -> ThreadReader:
@@ -344,6 +353,11 @@ class LogStore:
     def bases(self) -> BaseCache:
         """What this process knows of earlier values, to patch against."""
         return self._process().bases
+
+    @property
+    def histories(self) -> VersionedCache[TypedHistory]:
+        """Delta histories by thread, namespace, checkpoint id and channel."""
+        return self._process().histories
 
     @property
     def log(self) -> LogReader:
@@ -393,11 +407,15 @@ class _Runtime:
         self.io = ThreadPoolExecutor(options.io_threads, "logstore-io")
         self.calls = ThreadPoolExecutor(options.io_threads, "logstore-call")
         self._lane_pool = ThreadPoolExecutor(options.io_threads, "logstore-lane")
-        budget = options.cache_bytes // 4
+        budget = options.cache_bytes // 6
         self.log = LogReader(objects, self.io, ByteCache(budget))
         self.runs = RunReader(objects, ByteCache(budget))
         self.values = ValueReader(objects, self.io, self.runs, ByteCache(budget))
         self._manifests: ByteCache[Any] = ByteCache(budget)
+        self.reads: VersionedCache[ThreadRead] = VersionedCache(options.history_entries, budget)
+        self.histories: VersionedCache[TypedHistory] = VersionedCache(
+            options.history_entries, budget
+        )
         self.bases = BaseCache(options.base_bytes)
         self._lock = threading.Lock()
         self._lanes: dict[int, Lane] = {}
@@ -435,6 +453,7 @@ class _Runtime:
             values=self.values,
             lineage=self.lineage,
             manifests=self._manifests,
+            reads=self.reads,
             short_grace_s=settings.short_grace_s,
             acknowledged=lambda thread_id: self._acknowledged(thread_id, settings),
             observe=self._observe,

@@ -14,10 +14,11 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from logstore.bases import Base, Known, KnownWrite, Place
+from logstore.cache import VersionedCache
 from logstore.encode import HIDDEN_PARENT, config_of
 from logstore.reader import ThreadRead
 from logstore.records import TASKS, TASKS_FORMAT, Kind, Record
-from logstore.values import ValueDecoder
+from logstore.values import TypedHistory, ValueDecoder
 from logstore.view import NeedsHistory
 from logstore.walk import ChannelHistory, snapshot_stands, walk
 
@@ -32,7 +33,12 @@ class TupleBuilder:
     """
 
     def __init__(
-        self, read: ThreadRead, serde: SerializerProtocol, decoder: ValueDecoder, learn: Learn
+        self,
+        read: ThreadRead,
+        serde: SerializerProtocol,
+        decoder: ValueDecoder,
+        learn: Learn,
+        histories: VersionedCache[TypedHistory],
     ) -> None:
         """Answer from a read.
 
@@ -41,12 +47,14 @@ class TupleBuilder:
             serde: makes values out of bytes.
             decoder: makes bytes out of records.
             learn: is told the values of the checkpoints that are given out.
+            histories: delta histories that were read before.
         """
         self._read = read
         self._view = read.view
         self._serde = serde
         self._decoder = decoder
         self._learn = learn
+        self._histories = histories
 
     def find(self, ns: str, checkpoint_id: str | None) -> Record | None:
         """The checkpoint of that id, or the head of the namespace."""
@@ -141,18 +149,40 @@ class TupleBuilder:
         return found
 
     def history(
-        self, checkpoint: Record, channels: Sequence[str]
+        self, ns: str, checkpoint_id: str | None, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """What the channels' values at the checkpoint are rebuilt from."""
-        walked = walk(self._view, checkpoint, channels, self._read.late)
-        return {channel: self._history(walked[channel]) for channel in channels}
+        """What channels' values at a checkpoint, or at the head, are rebuilt from."""
+        if checkpoint_id is None:
+            head = self._view.head(ns)
+            checkpoint_id = head.checkpoint_id if head else ""
+        place = (self._view.thread_id, ns, checkpoint_id)
+        version = self._read.version
+        kept = {channel: self._histories.get((*place, channel), version) for channel in channels}
+        found = {channel: history for channel, history in kept.items() if history is not None}
+        wanted = kept.keys() - found.keys()
+        checkpoint = self.find(ns, checkpoint_id) if wanted else None
+        walked = walk(self._view, checkpoint, wanted, self._read.late) if checkpoint else {}
+        for channel, history in walked.items():
+            typed = found[channel] = self._typed(history)
+            self._histories.put((*place, channel), version, typed, typed.size)
+        return {
+            channel: self._history(channel, found[channel]) if channel in found else {"writes": []}
+            for channel in channels
+        }
 
-    def _history(self, found: ChannelHistory) -> DeltaChannelHistory:
-        seed = [] if found.seed is None else [found.seed]
-        loaded = self._loads([*found.writes, *seed])
-        entry: DeltaChannelHistory = {"writes": _pending(found.writes, loaded)}
-        if seed:
-            entry["seed"] = loaded[-1]
+    def _typed(self, found: ChannelHistory) -> TypedHistory:
+        values = self._decoder.load(found.writes)
+        writes = [(w.task_id or "", value) for w, value in zip(found.writes, values, strict=True)]
+        seed = None if found.seed is None else self._decoder.load([found.seed])[0]
+        return TypedHistory(tuple(writes), seed)
+
+    def _history(self, channel: str, found: TypedHistory) -> DeltaChannelHistory:
+        loads = self._serde.loads_typed
+        entry: DeltaChannelHistory = {
+            "writes": [(task_id, channel, loads(typed)) for task_id, typed in found.writes]
+        }
+        if found.seed is not None:
+            entry["seed"] = loads(found.seed)
         return entry
 
     def metadata_matches(self, checkpoint: Record, filter: Mapping[str, Any] | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from typing import NamedTuple
 
 import zstandard
 
@@ -22,6 +23,20 @@ _MAX_VALUE_BYTES = 1 << 30
 _OBJECT_MAGIC = b"LSV1"
 Typed = tuple[str, bytes]
 """The serde's tag and bytes."""
+
+
+class TypedHistory(NamedTuple):
+    """What a delta channel's value is rebuilt from, as the serde's bytes."""
+
+    writes: tuple[tuple[str, Typed], ...]
+    """Each with its task id, oldest first."""
+    seed: Typed | None
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        typed = [value for _, value in self.writes] + ([self.seed] if self.seed else [])
+        return 400 + sum(400 + len(data) for _, data in typed)
 
 
 def encode_value_object(value: bytes) -> bytes:

@@ -301,7 +301,7 @@ def one_head_read(reader: LogStoreSaver) -> tuple[str, list[Any]]:
     read = reader.store.read_head(THREAD)
     head = read.view.head("")
     assert head is not None
-    found = reader._builder(read).history(head, [CHANNEL])[CHANNEL]
+    found = reader._builder(read).history("", head.checkpoint_id, [CHANNEL])[CHANNEL]
     seed = getattr(found.get("seed"), "value", [])
     return head.checkpoint_id, [*seed, *(value for _, _, value in found["writes"])]
 

@@ -221,7 +221,7 @@ def value_at_in_runs(world: World, checkpoint_id: str) -> list[Any]:
         read = reader.store.read_history(THREAD)
         checkpoint = read.view.checkpoint("", checkpoint_id)
         assert checkpoint is not None
-        found = reader._builder(read).history(checkpoint, ["messages"])["messages"]
+        found = reader._builder(read).history("", checkpoint_id, ["messages"])["messages"]
         rebuilt = channel().from_checkpoint(found.get("seed"))
         rebuilt.replay_writes(found["writes"])
         return list(rebuilt.get())
