@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 ChannelMode = Literal["full", "delta"]
 DEFAULT_SNAPSHOT_FREQUENCY = 10
+DEFAULT_HISTORY_ENTRIES = 128
 
 _LEGACY_KEY = "checkpoint_delta_snapshot_frequency"
 
@@ -69,8 +70,8 @@ class CheckpointCacheConfig(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    max_entries: _Count = Field(default=128, ge=0)
-    """How many histories a process keeps; 0 keeps none."""
+    max_entries: _Count = Field(default=DEFAULT_HISTORY_ENTRIES, ge=0)
+    """How many histories a process keeps in memory; 0 keeps none."""
 
 
 class DatabaseConfig(BaseModel):
@@ -91,6 +92,23 @@ class DatabaseConfig(BaseModel):
         if self.checkpoint_channel_mode == "full":
             return None
         return self.checkpoint_delta.snapshot_frequency
+
+    def require_uri(self) -> str:
+        """Where the store is, for a process that cannot do without.
+
+        Raises:
+            InvalidOptionError: checkpoints go to another backend, or the place is not given.
+        """
+        if self.backend != "logstore":
+            raise InvalidOptionError(
+                f"database.backend is {self.backend!r}, and only 'logstore' keeps checkpoints in "
+                "an object store; set it to logstore, or build the saver of that backend"
+            )
+        if self.logstore_uri is None:
+            raise InvalidOptionError(
+                "database.logstore_uri is not set; give the store's place, like s3://bucket/prefix"
+            )
+        return self.logstore_uri
 
     @model_validator(mode="before")
     @classmethod

@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -24,6 +25,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from logstore.background import Background, start_background
+from logstore.config import DEFAULT_HISTORY_ENTRIES, Config, load_config
 from logstore.durability import Durability, SpecialWrites
 from logstore.encode import CheckpointCoder, Encoded, Target
 from logstore.errors import InvalidOptionError
@@ -101,6 +103,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         partitions: int | None = None,
         linger_s: float = 0.0,
         fence: bool = False,
+        history_entries: int = DEFAULT_HISTORY_ENTRIES,
         **backend: Any,
     ) -> LogStoreSaver:
         """A saver for the store at a URI, which is created by the first write.
@@ -118,6 +121,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
             linger_s: the least seconds between two PUTs of a partition: fewer and larger
                 segments for a longer wait.
             fence: whether two workers on one thread notice each other, see the class.
+            history_entries: how many delta histories and threads are kept in memory; 0 for none.
             backend: for S3 `client` (a boto3 client), `botocore_config`, `endpoint_url` or
                 `region`.
 
@@ -130,6 +134,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
             partitions=partitions,
             hold_s=CHECKPOINT_HOLD_S if mode is Durability.CHECKPOINT else 0.0,
             linger_s=linger_s,
+            history_entries=history_entries,
         )
         store = LogStore.open(uri, options, **backend)
         if compaction not in (None, "background", "off"):
@@ -140,6 +145,29 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         ) == "background":
             background = start_background(store, graph=graph, channels=channels, serde=serde)
         return cls(store, serde=serde, durability=mode, background=background, fence=fence)
+
+    @classmethod
+    def from_config(cls, config: Config | str | Path, **options: Any) -> LogStoreSaver:
+        """A saver for the store that the application's configuration names.
+
+        Its section `database` says where (`logstore_uri`) and how many histories are kept
+        (`checkpoint_cache.max_entries`). Mode and cadence are the graph's: see
+        `logstore.modes.with_mode` and `logstore.channels.messages_channel`.
+
+        Args:
+            config: the path of a `config.yaml`, or what `load_config` made of it.
+            options: of `from_conn_string`; they win over the configuration.
+
+        Raises:
+            InvalidOptionError: the configuration cannot be read, is meant for another backend,
+                or does not say where the store is.
+            InvalidURIError: the URI is of no known form.
+        """
+        database = (config if isinstance(config, Config) else load_config(config)).database
+        uri = database.require_uri()
+        return cls.from_conn_string(
+            uri, **{"history_entries": database.checkpoint_cache.max_entries, **options}
+        )
 
     @property
     def uri(self) -> str:

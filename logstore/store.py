@@ -16,6 +16,7 @@ from typing import Any
 from logstore.bases import BaseCache
 from logstore.cache import ByteCache, VersionedCache
 from logstore.clock import Clock
+from logstore.config import DEFAULT_HISTORY_ENTRIES
 from logstore.errors import (
     ClosedError,
     ConditionFailedError,
@@ -123,7 +124,7 @@ class StoreOptions:
     base_bytes: int = 64 << 20
     """For earlier values that new ones are patched against; without them values are stored
     whole."""
-    history_entries: int = 128
+    history_entries: int = DEFAULT_HISTORY_ENTRIES
     """How many delta histories, and how many threads' records, are kept to be read again while
     nothing of the thread changes; 0 keeps none."""
     io_threads: int = 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ def blocks(name: str, language: str) -> list[str]:
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    (example,) = blocks("README.md", "python")
+    example, _ = blocks("README.md", "python")
     assert len([line for line in example.splitlines() if line]) <= 15
     uri = (tmp_path / "store").as_uri()
     program = example.replace("file:///var/lib/agents", uri)
@@ -33,6 +34,20 @@ def test_the_example_runs(tmp_path: Path) -> None:
     written = [message for write in shown["writes"] for message in write["value"]]
     seed = shown["seed"]["value"]["value"] if shown["seed"] else []
     assert seed + written == ["hello", "answer 1"]
+
+
+def test_the_example_of_a_configuration_runs(tmp_path: Path) -> None:
+    (config,) = blocks("README.md", "yaml")
+    _, program = blocks("README.md", "python")
+    uri = (tmp_path / "store").as_uri()
+    (tmp_path / "config.yaml").write_text(config.replace("file:///var/lib/agents", uri))
+    command = [sys.executable, "-W", "error", "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, check=True, timeout=60, cwd=tmp_path, env=environment)
+    shown = run_json("show", uri, "customer-42")
+    assert shown["metadata"]["value"]["deerflow_checkpoint_channel_mode"] == "delta"
+    done = run_json("doctor", uri, "--config", str(tmp_path / "config.yaml"))
+    assert not [finding for finding in done["findings"] if finding["problem"]]
 
 
 def test_every_command_that_is_named_exists() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from logstore import LogStoreSaver
 from logstore.config import (
     CheckpointDeltaConfig,
     Config,
@@ -16,7 +17,7 @@ from logstore.config import (
     load_config,
     load_object,
 )
-from logstore.errors import InvalidOptionError, ReducerImportError
+from logstore.errors import InvalidOptionError, ReducerImportError, UsageError
 
 BOTH = (
     "Both database.checkpoint_delta_snapshot_frequency (deprecated) and "
@@ -202,3 +203,50 @@ def test_an_import_path_that_does_not_resolve_is_refused(path: str) -> None:
 
 def test_an_import_path_may_name_an_attribute_of_an_attribute() -> None:
     assert load_object("logstore.config:DatabaseConfig.model_validate") is not None
+
+
+# -- the saver that it makes ------------------------------------------------------------------
+
+
+def configured(tmp_path: Path, **database: Any) -> Config:
+    given = {"logstore_uri": f"file://{tmp_path}/store", **database}
+    return Config(database=DatabaseConfig.model_validate(given))
+
+
+@pytest.mark.parametrize("how", ["path", "text", "config"])
+def test_a_saver_is_made_from_the_configuration(tmp_path: Path, how: str) -> None:
+    uri = f"file://{tmp_path}/store"
+    path = written(tmp_path, f"database: {{logstore_uri: '{uri}', backend: logstore}}")
+    given: dict[str, Any] = {"path": path, "text": str(path), "config": load_config(path)}
+    with LogStoreSaver.from_config(given[how]) as saver:
+        assert saver.uri == uri
+        assert saver.store.options.history_entries == 128
+
+
+def test_the_saver_keeps_as_many_histories_as_the_configuration_says(tmp_path: Path) -> None:
+    for entries in (0, 7):
+        config = configured(tmp_path, checkpoint_cache={"max_entries": entries})
+        with LogStoreSaver.from_config(config, compaction="off") as saver:
+            assert saver.store.options.history_entries == entries
+
+
+def test_an_option_of_the_call_wins_over_the_configuration(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"durability": "buffered", "history_entries": 2}
+    with LogStoreSaver.from_config(configured(tmp_path), compaction="off", **options) as saver:
+        assert saver.durability == "buffered"
+        assert saver.store.options.history_entries == 2
+
+
+@pytest.mark.parametrize(
+    ("database", "message"),
+    [
+        ({"backend": "postgres"}, "database.backend is 'postgres'"),
+        ({"logstore_uri": None}, "database.logstore_uri is not set"),
+        ({"logstore_uri": "gopher://somewhere"}, "gopher"),
+    ],
+)
+def test_a_configuration_that_names_no_store_of_ours_makes_no_saver(
+    tmp_path: Path, database: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        LogStoreSaver.from_config(configured(tmp_path, **database))
