@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -20,10 +19,10 @@ from typing import Any
 import msgpack
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
-from langgraph.checkpoint.serde.event_hooks import register_serde_event_listener
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from compactor.channels import ChannelSpec
+from logstore.blocked import blocked_classes
 from logstore.records import Encoding, Kind, Record, checksum_of
 from logstore.walk import ChannelHistory
 
@@ -128,9 +127,14 @@ class Folder:
     ) -> tuple[str, bytes]:
         """Fold at once and in two parts, from values read anew, and compare."""
         half = len(history.writes) // 2
-        with self._nothing_blocked():
+        with blocked_classes() as blocked:
             whole = self._replay(spec, history, typed, (len(history.writes),))
             parts = self._replay(spec, history, typed, (half, len(history.writes)))
+        if blocked:
+            raise Unfoldable(
+                f"the serde does not allow {', '.join(sorted(blocked))}; pass --serde with an "
+                "allowlist that has it, or a graph whose state names it"
+            )
         type_, value = self._serde.dumps_typed(_DeltaSnapshot(whole))
         again = self._serde.dumps_typed(_DeltaSnapshot(parts))
         agrees = (type_, value) == again or _equal(whole, parts)
@@ -190,27 +194,6 @@ class Folder:
                         f"the class {module}.{name}, which stored values need, cannot be "
                         "imported here; run the compactor where the application is installed"
                     )
-
-    @contextmanager
-    def _nothing_blocked(self) -> Iterator[None]:
-        """Refuse values that the serde blocks instead of giving a dict for them."""
-        blocked: set[str] = set()
-        me = threading.get_ident()
-
-        def listen(event: Any) -> None:
-            if threading.get_ident() == me and "blocked" in event["kind"]:
-                blocked.add(f"{event['module']}.{event['name']}")
-
-        unregister = register_serde_event_listener(listen)
-        try:
-            yield
-        finally:
-            unregister()
-        if blocked:
-            raise Unfoldable(
-                f"the serde does not allow {', '.join(sorted(blocked))}; pass --serde with an "
-                "allowlist that has it, or a graph whose state names it"
-            )
 
 
 def cover_of(history: ChannelHistory, graves: int, spec: ChannelSpec) -> str:

@@ -7,8 +7,11 @@ The public surface is what `__all__` names; how the parts work together is told 
 from logstore.errors import (
     AccessDeniedError,
     BucketNotFoundError,
+    CheckpointModeMismatchError,
+    CheckpointModeReconfigurationError,
     ClosedError,
     CommitUnknownError,
+    ConversionError,
     CorruptObjectError,
     FormatError,
     FormatVersionError,
@@ -34,8 +37,11 @@ from logstore.saver import LogStoreSaver
 __all__ = [
     "AccessDeniedError",
     "BucketNotFoundError",
+    "CheckpointModeMismatchError",
+    "CheckpointModeReconfigurationError",
     "ClosedError",
     "CommitUnknownError",
+    "ConversionError",
     "CorruptObjectError",
     "FormatError",
     "FormatVersionError",

@@ -1,38 +1,36 @@
-"""Materialising a delta thread, so that a full-mode process can go on with it.
+"""Materialising a delta thread, so that a full-mode process can read it and go on with it.
 
-Each namespace gets a new head: a copy of its head, with the same parent, that holds the whole
-list of messages and bears no mark. It goes through the saver's public interface and works on
-any saver. Nothing that is stored changes; what came before stays readable in delta mode.
+Each checkpoint of delta mode is put again in its place, under its own id and parent: with the
+whole list of messages, and without the mark. It goes through the saver's public interface and
+works on any saver. What tasks had written at a checkpoint stays there, so that a thread that
+waits for an answer still waits for it.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, cast
+from itertools import groupby, islice
+from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
+    ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
 )
-from langgraph.checkpoint.base.id import uuid6
-from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
 
+from logstore.blocked import blocked_classes
 from logstore.channels import delta_messages, merge_message_writes
-from logstore.errors import LogStoreError
+from logstore.errors import ConversionError
 from logstore.modes import COUNTERS, MESSAGES, MODE_KEY, is_delta
 
 Reducer = Callable[[Any, Sequence[Any]], Any]
 
-
-class ConversionError(LogStoreError):
-    """A thread cannot be converted now, or the conversion was overtaken."""
+_BATCH = 32
+"""How many checkpoints are read before they are put: a put makes the next read a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,96 +38,161 @@ class Conversion:
     """What was done in one namespace of a thread."""
 
     checkpoint_ns: str
-    converted_from: str
-    """The head in delta mode."""
-    checkpoint_id: str
-    """The head now, which full mode reads."""
+    checkpoints: int
+    """How many were converted."""
     messages: int
+    """At the newest of them."""
+
+
+class _Place(NamedTuple):
+    """A checkpoint of delta mode. They sort in the order in which they are converted."""
+
+    ns: str
+    checkpoint_id: str
+
+    def config(self, thread_id: str) -> RunnableConfig:
+        configurable = {"checkpoint_ns": self.ns, "checkpoint_id": self.checkpoint_id}
+        return {"configurable": {"thread_id": thread_id, **configurable}}
 
 
 def convert_to_full(
-    saver: BaseCheckpointSaver[Any],
-    thread_id: str,
-    *,
-    namespaces: Collection[str] | None = None,
-    reducer: Reducer = merge_message_writes,
-    rerun_unfinished: bool = False,
+    saver: BaseCheckpointSaver[Any], thread_id: str, *, reducer: Reducer = merge_message_writes
 ) -> list[Conversion]:
-    """Give each namespace of a delta thread a head that a full-mode process can go on from.
+    """Materialise every checkpoint of a thread that was written in delta mode.
 
-    No process may write the thread meanwhile. Repeating it does nothing.
+    No process may write the thread meanwhile. One that was interrupted is finished by
+    repeating it, and until then delta mode goes on as before; otherwise repeating it does
+    nothing.
 
     Args:
         saver: the saver itself, not guarded by a mode.
-        thread_id: the thread; one that is in full mode already is left alone.
-        namespaces: the thread's, if the caller knows them; else its checkpoints are listed.
+        thread_id: the thread; checkpoints that are in full mode already are left alone.
         reducer: the reducer of the graph's `DeltaChannel` of messages.
-        rerun_unfinished: convert a thread that was interrupted in the middle of a step too.
-            The tasks of that step, whose results and questions are stored with the old head,
-            then run again from their start.
 
     Returns:
         What was done, a subgraph's namespaces first; nothing for a thread in full mode.
 
     Raises:
-        ConversionError: there is unfinished work, another process wrote meanwhile, a value's
-            class is not at hand, or the clock is behind the thread's.
+        ConversionError: another process wrote meanwhile, or a value's class is not at hand.
+        ReadError: not all of a checkpoint's messages can be reached.
     """
-    if namespaces is None:
-        found = saver.list({"configurable": {"thread_id": thread_id}})
-        namespaces = {_ns(one) for one in found}
-    with _nothing_blocked(thread_id):
-        heads = [_head(saver, thread_id, ns) for ns in sorted(namespaces, reverse=True)]
-        delta = [head for head in heads if head is not None and is_delta(head)]
-        messages = [materialise(saver, head, reducer) for head in delta]
-    if not rerun_unfinished:
-        for head in delta:
-            _refuse_unfinished(thread_id, head)
-    return [_convert(saver, thread_id, *one) for one in zip(delta, messages, strict=True)]
+    found = saver.list({"configurable": {"thread_id": thread_id}})
+    places = sorted(_Place(_ns(one), one.checkpoint["id"]) for one in found if is_delta(one))
+    by_ns = {ns: list(group) for ns, group in groupby(places, key=lambda place: place.ns)}
+    # The head of the root comes last: until then full mode refuses the thread.
+    done = [
+        _Converter(saver, thread_id, reducer).run(ns, by_ns[ns])
+        for ns in sorted(by_ns, reverse=True)
+    ]
+    for ns in by_ns:
+        config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ns}}
+        head = saver.get_tuple(config)
+        if head is None or is_delta(head):
+            raise _overtaken(thread_id)
+    return done
 
 
-def _head(saver: BaseCheckpointSaver[Any], thread_id: str, ns: str) -> CheckpointTuple | None:
-    return saver.get_tuple({"configurable": {"thread_id": thread_id, "checkpoint_ns": ns}})
+class _Materialised(NamedTuple):
+    """A checkpoint of delta mode and the messages at it."""
+
+    found: CheckpointTuple
+    messages: list[Any]
+
+    @property
+    def checkpoint_id(self) -> str:
+        return self.found.checkpoint["id"]
+
+    @property
+    def version(self) -> Any:
+        return self.found.checkpoint["channel_versions"].get(MESSAGES)
 
 
-def _ns(found: CheckpointTuple) -> str:
-    return str(found.config["configurable"].get("checkpoint_ns", ""))
+class _Converter:
+    """Converts one namespace of a thread, the oldest checkpoint first.
+
+    So the walk back from a checkpoint ends at its parent, which has its whole list already.
+    """
+
+    def __init__(self, saver: BaseCheckpointSaver[Any], thread_id: str, reducer: Reducer) -> None:
+        self._saver = saver
+        self._thread_id = thread_id
+        self._reducer = reducer
+        self._before: tuple[_Materialised, Any] | None = None
+        """The checkpoint put last, and its new version of the messages."""
+
+    def run(self, ns: str, places: Sequence[_Place]) -> Conversion:
+        batch: list[_Materialised] = []
+        for some in _batches(places, _BATCH):
+            batch = self._read(some)
+            for one in batch:
+                self._put(one)
+            for one in batch:
+                self._verify(one)
+        return Conversion(ns, len(places), len(batch[-1].messages))
+
+    def _read(self, places: Sequence[_Place]) -> list[_Materialised]:
+        with blocked_classes() as blocked:
+            batch = [self._materialised(place.config(self._thread_id)) for place in places]
+        if blocked:
+            raise ConversionError(
+                f"checkpoints of thread {self._thread_id!r} hold {', '.join(sorted(blocked))}, "
+                "which the serde does not allow; pass the application's with --serde"
+            )
+        return batch
+
+    def _materialised(self, config: RunnableConfig) -> _Materialised:
+        found = self._saver.get_tuple(config)
+        if found is None:
+            raise _overtaken(self._thread_id)
+        return _Materialised(found, materialise(self._saver, found, self._reducer))
+
+    def _put(self, one: _Materialised) -> None:
+        version, new_versions = self._new_version(one)
+        checkpoint = _with_messages(one, version)
+        self._saver.put(_parent(one.found), checkpoint, _metadata(one.found), new_versions)
+        self._before = (one, version)
+
+    def _new_version(self, one: _Materialised) -> tuple[Any, ChannelVersions]:
+        """The version that the messages get, and what of it is new to the saver.
+
+        The old version stands for "no value here", and a saver may keep what it has of a
+        version. Checkpoints that share one may differ in the value, but seldom do.
+        """
+        if one.version is None:  # a namespace without messages, a subgraph's perhaps
+            return None, {}
+        if self._before is not None:
+            before, version = self._before
+            if before.version == one.version and before.messages == one.messages:
+                return version, {}
+        version = self._saver.get_next_version(one.version, None)
+        return version, {MESSAGES: version}
+
+    def _verify(self, one: _Materialised) -> None:
+        found = self._saver.get_tuple(one.found.config)
+        if found is None or is_delta(found):
+            raise _overtaken(self._thread_id)
+        if found.checkpoint["channel_values"].get(MESSAGES, []) != one.messages:
+            raise ConversionError(
+                f"thread {self._thread_id!r}: checkpoint {one.checkpoint_id} does not hold its "
+                "messages after it was converted; it is readable in delta mode as before. Another "
+                "process may have written it meanwhile: stop it and repeat the command"
+            )
 
 
-def _refuse_unfinished(thread_id: str, head: CheckpointTuple) -> None:
-    if head.pending_writes:
-        raise ConversionError(
-            f"thread {thread_id!r} stopped in the middle of a step in namespace {_ns(head)!r}: "
-            f"{len(head.pending_writes)} writes of its tasks wait at checkpoint "
-            f"{head.checkpoint['id']}. Let the run finish in delta mode first, or pass "
-            "--rerun-unfinished: the tasks of that step then run again from their start"
-        )
-
-
-def _convert(
-    saver: BaseCheckpointSaver[Any], thread_id: str, head: CheckpointTuple, messages: list[Any]
-) -> Conversion:
-    checkpoint = _with_messages(saver, head, messages)
-    if checkpoint["id"] <= head.checkpoint["id"]:
-        raise ConversionError(
-            f"the head of thread {thread_id!r}, {head.checkpoint['id']}, is newer than this "
-            "machine's clock; set the clock, or repeat the command later"
-        )
-    version = checkpoint["channel_versions"].get(MESSAGES)
-    new_versions = {} if version is None else {MESSAGES: version}
-    saver.put(_parent(head), checkpoint, _metadata(head), new_versions)
-    _verify(saver, thread_id, head, checkpoint["id"], messages)
-    return Conversion(_ns(head), head.checkpoint["id"], checkpoint["id"], len(messages))
+def _batches(places: Sequence[_Place], size: int) -> Iterator[list[_Place]]:
+    rest = iter(places)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 def materialise(
-    saver: BaseCheckpointSaver[Any], head: CheckpointTuple, reducer: Reducer = merge_message_writes
+    saver: BaseCheckpointSaver[Any], found: CheckpointTuple, reducer: Reducer = merge_message_writes
 ) -> list[Any]:
     """The messages at a checkpoint, as a graph with a `DeltaChannel` would read them.
 
     Args:
         saver: where the checkpoint is from.
-        head: the checkpoint.
+        found: the checkpoint.
         reducer: the channel's.
 
     Raises:
@@ -137,27 +200,26 @@ def materialise(
     """
     channel = delta_messages(1)
     channel.reducer = reducer
-    stored = head.checkpoint["channel_values"]
-    if MESSAGES in stored or MESSAGES not in head.checkpoint["channel_versions"]:
+    stored = found.checkpoint["channel_values"]
+    if MESSAGES in stored or MESSAGES not in found.checkpoint["channel_versions"]:
         return list(channel.from_checkpoint(stored.get(MESSAGES)).get())
-    history = saver.get_delta_channel_history(config=head.config, channels=[MESSAGES])[MESSAGES]
+    history = saver.get_delta_channel_history(config=found.config, channels=[MESSAGES])[MESSAGES]
     channel = channel.from_checkpoint(history.get("seed"))
     channel.replay_writes(history["writes"])
     return list(channel.get())
 
 
-def _with_messages(
-    saver: BaseCheckpointSaver[Any], head: CheckpointTuple, messages: list[Any]
-) -> Checkpoint:
-    """A copy of the head's checkpoint that holds the messages at a version of their own."""
-    checkpoint = head.checkpoint.copy()
-    checkpoint["id"] = str(uuid6(clock_seq=-2))
-    checkpoint["ts"] = datetime.now(UTC).isoformat()
-    before = checkpoint["channel_versions"].get(MESSAGES)
-    if before is None:  # a namespace without messages, a subgraph's perhaps
+def _ns(found: CheckpointTuple) -> str:
+    return str(found.config["configurable"].get("checkpoint_ns", ""))
+
+
+def _with_messages(one: _Materialised, version: Any) -> Checkpoint:
+    """The checkpoint with its messages, at a version of their own."""
+    checkpoint = one.found.checkpoint.copy()
+    before = one.version
+    if before is None:
         return checkpoint
-    version = saver.get_next_version(before, None)
-    checkpoint["channel_values"] = {**checkpoint["channel_values"], MESSAGES: messages}
+    checkpoint["channel_values"] = {**checkpoint["channel_values"], MESSAGES: one.messages}
     checkpoint["channel_versions"] = {**checkpoint["channel_versions"], MESSAGES: version}
     # The new version is no write: whoever had seen the old one has seen it.
     checkpoint["versions_seen"] = {
@@ -167,65 +229,25 @@ def _with_messages(
     return checkpoint
 
 
-def _metadata(head: CheckpointTuple) -> CheckpointMetadata:
-    """The head's metadata, without what says that the messages are a delta channel."""
-    fields: dict[str, Any] = {k: v for k, v in head.metadata.items() if k != MODE_KEY}
+def _metadata(found: CheckpointTuple) -> CheckpointMetadata:
+    """The metadata without what says that the messages are a delta channel."""
+    fields: dict[str, Any] = {k: v for k, v in found.metadata.items() if k != MODE_KEY}
     counters = {k: v for k, v in fields.pop(COUNTERS, {}).items() if k != MESSAGES}
     if counters:
         fields[COUNTERS] = counters
-    return cast(
-        CheckpointMetadata, {**fields, "source": "fork", "step": fields.get("step", -2) + 1}
-    )
+    return cast(CheckpointMetadata, fields)
 
 
-def _parent(head: CheckpointTuple) -> RunnableConfig:
-    """The config for a put beside the head, where LangGraph puts its own copies too.
-
-    Below the head, the writes of its unfinished tasks would count as applied.
-    """
-    if head.parent_config is not None:
-        return head.parent_config
-    configurable = head.config["configurable"]
+def _parent(found: CheckpointTuple) -> RunnableConfig:
+    """The config for a put in the checkpoint's place."""
+    if found.parent_config is not None:
+        return found.parent_config
+    configurable = found.config["configurable"]
     return {"configurable": {k: v for k, v in configurable.items() if k != "checkpoint_id"}}
 
 
-def _verify(
-    saver: BaseCheckpointSaver[Any],
-    thread_id: str,
-    before: CheckpointTuple,
-    checkpoint_id: str,
-    messages: list[Any],
-) -> None:
-    found = _head(saver, thread_id, _ns(before))
-    if found is None or found.checkpoint["id"] != checkpoint_id:
-        raise ConversionError(
-            f"another process wrote thread {thread_id!r} while it was converted; stop what runs "
-            "in delta mode and repeat the command"
-        )
-    if is_delta(found) or found.checkpoint["channel_values"].get(MESSAGES, []) != messages:
-        raise ConversionError(
-            f"thread {thread_id!r}: checkpoint {checkpoint_id} does not hold the messages of "
-            f"{before.checkpoint['id']}; go on in delta mode from that one, by its id"
-        )
-
-
-@contextmanager
-def _nothing_blocked(thread_id: str) -> Iterator[None]:
-    """Refuse values that the serde does not construct: it gives a dict for them instead."""
-    blocked: set[str] = set()
-    me = threading.get_ident()
-
-    def listen(event: SerdeEvent) -> None:
-        if threading.get_ident() == me and "blocked" in event["kind"]:
-            blocked.add(f"{event['module']}.{event['name']}")
-
-    unregister = register_serde_event_listener(listen)
-    try:
-        yield
-    finally:
-        unregister()
-    if blocked:
-        raise ConversionError(
-            f"the heads of thread {thread_id!r} hold {', '.join(sorted(blocked))}, which the "
-            "serde does not allow; pass the application's with --serde"
-        )
+def _overtaken(thread_id: str) -> ConversionError:
+    return ConversionError(
+        f"another process wrote thread {thread_id!r} while it was converted; stop what runs in "
+        "delta mode and repeat the command"
+    )

@@ -318,8 +318,8 @@ class _ChannelLook:
         """Look at a checkpoint; `inline`: its own value is a snapshot, is none, is not there."""
         exam, view = self._exam, self._history.view
         made = view.snapshot(record.checkpoint_ns, record.checkpoint_id, self._channel)
-        valued = view.stored_value(record, self._channel) is not None
-        self._count_replay(record, valued or made is not None)
+        stored = view.stored_value(record, self._channel)
+        self._count_replay(record, stored is not None or made is not None)
         if inline:
             exam.inline += 1
             self._inline_distance(record)
@@ -330,9 +330,10 @@ class _ChannelLook:
         elif made is not None:
             exam.compacted += 1
             self._compactor_distance(record)
-        elif not valued:
+        elif stored is None:
             exam.bare += 1
-        if valued and made is not None:
+        # A value that came later was put by a conversion, or late.
+        if stored is not None and made is not None and stored.arrived < made.arrived:
             self._problem("the compactor made a snapshot where the graph stored a value", record)
         self._check_counters(record, inline)
 

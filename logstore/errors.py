@@ -9,7 +9,8 @@
     │   ├── InvalidOptionError
     │   ├── ThreadExistsError
     │   ├── DeletedCheckpointError
-    │   └── ReducerImportError
+    │   ├── ReducerImportError
+    │   └── CheckpointModeReconfigurationError  restart the process to change mode or cadence
     ├── ObjectStoreError            the object store answered no, or not at all
     │   ├── ObjectNotFoundError
     │   ├── ConditionFailedError    a conditional write lost: re-read, decide anew
@@ -21,10 +22,12 @@
     ├── FormatError                 what is stored is not what was expected
     │   ├── CorruptObjectError
     │   ├── FormatVersionError
-    │   └── StoreMismatchError
+    │   ├── StoreMismatchError
+    │   └── CheckpointModeMismatchError  convert the thread, or use delta mode
     ├── ReadError                   a read could not reach all that it needs
     │   ├── MissingDataError
     │   └── ParentCycleError
+    ├── ConversionError             stop what writes the thread, and repeat the conversion
     └── WriteError
         ├── CommitUnknownError      the write may still appear; nothing was acknowledged
         ├── HeadMovedError          another worker went on from the same checkpoint: reload
@@ -67,6 +70,10 @@ class DeletedCheckpointError(UsageError):
 
 class ReducerImportError(UsageError):
     """The operator's import path for a graph, reducer or serde does not resolve."""
+
+
+class CheckpointModeReconfigurationError(UsageError):
+    """The process runs with another channel mode or cadence already."""
 
 
 class ObjectStoreError(LogStoreError):
@@ -115,6 +122,14 @@ class FormatVersionError(FormatError):
 
 class StoreMismatchError(FormatError):
     """The store was created with other settings than the caller demands."""
+
+
+class CheckpointModeMismatchError(FormatError):
+    """A full-mode process met a checkpoint that was written in delta mode."""
+
+
+class ConversionError(LogStoreError):
+    """A thread cannot be converted now, or the conversion was overtaken."""
 
 
 class ReadError(LogStoreError):

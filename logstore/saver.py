@@ -152,7 +152,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
 
         Its section `database` says where (`logstore_uri`) and how many histories are kept
         (`checkpoint_cache.max_entries`). Mode and cadence are the graph's: see
-        `logstore.modes.with_mode` and `logstore.channels.messages_channel`.
+        `logstore.guard.with_mode` and `logstore.channels.messages_channel`.
 
         Args:
             config: the path of a `config.yaml`, or what `load_config` made of it.

@@ -42,13 +42,6 @@ Serde = Annotated[
         show_default=False,
     ),
 ]
-Rerun = Annotated[
-    bool,
-    typer.Option(
-        "--rerun-unfinished",
-        help="Convert a thread that waits in the middle of a step; that step then runs again.",
-    ),
-]
 
 
 def convert(
@@ -57,35 +50,33 @@ def convert(
     to: To,
     reducer: Reducer = None,
     serde: Serde = None,
-    rerun_unfinished: Rerun = False,
     json: Json = False,
 ) -> None:
-    """Materialise a delta thread, so that full-mode processes can go on with it.
+    """Materialise a delta thread, so that full-mode processes can read it and go on with it.
 
-    Each namespace gets a new head that holds the whole list of messages. Checkpoints below it
-    stay in delta mode: full mode goes on from the head, and refuses those. Stop what writes
-    the thread first. Repeating the command does nothing.
+    Each of its checkpoints gets the whole list of messages, in its place: ids, parents, and
+    what tasks have written stay, so a thread that waits for an answer still does. Stop what
+    writes the thread first. Repeating the command does nothing, or finishes one that was
+    interrupted.
 
     Example:
 
         logstore convert file:///var/lib/agents 42 --to full
     """
     with existing_store(uri) as store:
-        namespaces = read_thread(store, thread_id).view.namespaces()
+        read_thread(store, thread_id)
         saver = LogStoreSaver(store, serde=load_object(serde) if serde else None)
         done = convert_to_full(
             saver,
             thread_id,
-            namespaces=namespaces,
             reducer=load_object(reducer) if reducer else merge_message_writes,
-            rerun_unfinished=rerun_unfinished,
         )
     if json:
         print_json({"uri": store.uri, "thread_id": thread_id, "converted": [*map(asdict, done)]})
         return
     for one in done:
-        ns = f" in namespace {one.checkpoint_ns!r}" if one.checkpoint_ns else ""
-        line = f"{one.messages} messages{ns}: {one.converted_from} -> {one.checkpoint_id}"
+        ns = f"namespace {one.checkpoint_ns!r}: " if one.checkpoint_ns else ""
+        line = f"{ns}{one.checkpoints} checkpoints converted, {one.messages} messages at the newest"
         console.print(cell(line))
     if not done:
         console.print(cell(f"thread {thread_id!r} is in {to} mode already"))

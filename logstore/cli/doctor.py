@@ -61,7 +61,8 @@ def _print(found: Examination) -> None:
     unmarked = f", {found.unmarked_threads} of them unmarked" if found.unmarked_threads else ""
     configured = f"; configured: {found.configured_mode}" if found.configured_mode else ""
     console.print(
-        f"{found.uri}: {found.threads} threads, {found.delta_threads} in delta mode"
+        f"{found.uri}: {found.threads} {'thread' if found.threads == 1 else 'threads'}, "
+        f"{found.delta_threads} in delta mode"
         f"{unmarked}{configured}",
         markup=False,
     )
@@ -79,7 +80,7 @@ def _print_channels(channels: list[ChannelExam]) -> None:
         "channel",
         *numbers,
         "cadence in line",
-        "compacted",
+        "cadence compacted",
         "configured",
         right=(*numbers, "configured"),
     )

@@ -32,7 +32,8 @@ from compactor import compact
 from logstore import LogStoreSaver
 from logstore.channels import delta_messages, messages_channel
 from logstore.config import ChannelMode
-from logstore.modes import unfreeze_for_tests, with_mode
+from logstore.guard import with_mode
+from logstore.modes import unfreeze_for_tests
 
 Saver = BaseCheckpointSaver[Any]
 CONFIG: Any = {"configurable": {"thread_id": "bench"}}

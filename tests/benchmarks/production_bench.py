@@ -34,7 +34,8 @@ from compactor import compact
 from logstore import LogStoreSaver
 from logstore.channels import delta_messages, messages_channel
 from logstore.config import ChannelMode
-from logstore.modes import unfreeze_for_tests, with_mode
+from logstore.guard import with_mode
+from logstore.modes import unfreeze_for_tests
 from tests.benchmarks.channel_bench import (
     CONFIG,
     digest_of,

@@ -13,7 +13,8 @@ from langgraph.types import interrupt
 
 from logstore.channels import delta_messages, messages_channel
 from logstore.config import ChannelMode
-from logstore.modes import unfreeze_for_tests, with_mode
+from logstore.guard import with_mode
+from logstore.modes import unfreeze_for_tests
 from tests.helpers import append, concat, thread
 
 Saver = BaseCheckpointSaver[Any]
@@ -66,6 +67,26 @@ def saying_graph(channel: Any, saver: Saver | None, answers: list[Any]) -> Any:
         builder.add_node(f"n{number}", says(answer))
         builder.add_edge(START, f"n{number}")
         builder.add_edge(f"n{number}", END)
+    return builder.compile(checkpointer=saver)
+
+
+def waiting_graph(channel: Any, saver: Saver | None, ran: list[str]) -> Any:
+    """`START -> fast and slow -> END`: one says something, the other waits for an answer."""
+
+    class State(TypedDict):
+        messages: Annotated[list[AnyMessage], channel]
+
+    def fast(state: State) -> dict[str, Any]:
+        ran.append("fast")
+        return {"messages": [HumanMessage("from fast", id="fast")]}
+
+    def slow(state: State) -> dict[str, Any]:
+        return {"messages": [HumanMessage(interrupt("go on?"), id="slow")]}
+
+    builder = StateGraph(State)
+    for name, node in (("fast", fast), ("slow", slow)):
+        builder.add_node(name, node)
+        builder.add_edge(START, name)
     return builder.compile(checkpointer=saver)
 
 

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from langchain_core.messages import RemoveMessage
+from langchain_core.messages import HumanMessage, RemoveMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.types import Command
 from typer.testing import CliRunner
 
+from logstore import LogStoreSaver
 from logstore.channels import messages_channel
 from logstore.cli.common import Commands
 from logstore.cli.convert import convert
-from logstore.convert import ConversionError, convert_to_full
-from logstore.modes import MODE_KEY, CheckpointModeMismatchError, unfreeze_for_tests, with_mode
-from tests.config.apps import contents, nested_graph, operator_graph, process, say
+from logstore.convert import convert_to_full
+from logstore.errors import CheckpointModeMismatchError, ConversionError
+from logstore.guard import with_mode
+from logstore.modes import MODE_KEY, unfreeze_for_tests
+from tests.config.apps import (
+    contents,
+    nested_graph,
+    operator_graph,
+    process,
+    say,
+    waiting_graph,
+)
 from tests.helpers import Place, append, memory_place, thread
 
 KS = (1, 2, 1000)
@@ -63,7 +75,7 @@ def test_a_full_process_goes_on_from_the_state_of_delta_mode(
     assert values(place, "full") == live
 
 
-def test_the_new_head_has_the_plain_list_and_no_mark(place: Place) -> None:
+def test_a_converted_checkpoint_has_the_plain_list_and_no_mark(place: Place) -> None:
     say(process(place.saver(), "delta", 1000), "a")
     old = place.saver().get_tuple(thread())
     convert_to_full(place.saver(), "t")
@@ -109,50 +121,161 @@ def test_a_converted_thread_may_turn_delta_again(place: Place) -> None:
     assert values(place, "full") == live
 
 
-def test_what_came_before_stays_readable_in_delta_mode(place: Place) -> None:
-    graph = process(place.saver(), "delta", 3)
+# -- every checkpoint -----------------------------------------------------------------------
+
+
+def branched(place: Place, k: int) -> Any:
+    """A thread with a removal, an update from outside and a fork; its delta-mode graph."""
+    graph = process(place.saver(), "delta", k)
     say(graph, "a", "b")
-    before = {s.config["configurable"]["checkpoint_id"]: s.values for s in _history(graph)}
-    convert_to_full(place.saver(), "t")
-    after = {
-        s.config["configurable"]["checkpoint_id"]: s.values
-        for s in _history(process(place.saver(), "delta", 3))
-    }
-    assert {id_: after[id_] for id_ in before} == before
-    assert len(after) == len(before) + 1
+    graph.update_state(thread(), {"messages": [RemoveMessage(id="human-a")]})
+    say(graph, "c", "d")
+    middle = history(graph)[5]
+    graph.update_state(middle.config, {"messages": [HumanMessage("aside", id="aside")]})
+    say(graph, "e")
+    return graph
 
 
-def test_full_mode_refuses_what_lies_below_the_new_head(place: Place) -> None:
-    say(process(place.saver(), "delta", 3), "a")
+def history(graph: Any) -> list[Any]:
+    return list(graph.get_state_history(thread()))
+
+
+def shown(graph: Any) -> list[dict[str, Any]]:
+    """All that a graph tells of its checkpoints, but for what says how messages are kept."""
+    unlike = (MODE_KEY, "counters_since_delta_snapshot")
+    return [
+        {
+            **state._asdict(),
+            "metadata": {k: v for k, v in state.metadata.items() if k not in unlike},
+        }
+        for state in history(graph)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("k", "compacted"),
+    [(1, "both"), (2, "before"), (2, "after"), (1000, "never"), (1000, "both")],
+)
+def test_the_history_reads_in_full_mode_as_it_did_in_delta_mode(
+    place: Place, k: int, compacted: str
+) -> None:
+    expected = shown(branched(place, k))
+    if compacted in ("before", "both"):
+        place.compact(graph=operator_graph(k), frequency=2)
+    (done,) = convert_to_full(place.saver(), "t")
+    assert done.checkpoints == len(expected)
+    if compacted in ("after", "both"):
+        place.compact(graph=operator_graph(k), frequency=2)
+    for mode in ("full", "delta"):
+        with place.fresh() as saver:
+            assert shown(process(saver, mode, k)) == expected
+    with place.fresh() as saver:
+        full = process(saver, "full")
+        for state in expected[::3]:
+            assert full.get_state(state["config"]).values == state["values"]
+
+
+def test_a_full_process_goes_on_from_any_checkpoint(place: Place) -> None:
+    states = history(branched(place, 3))
     convert_to_full(place.saver(), "t")
     full = process(place.saver(), "full")
-    (head,) = full.get_state_history(thread(), limit=1)
-    assert len(head.values["messages"]) == 2
+    for state in states[2::6]:
+        config = full.update_state(state.config, {"messages": [HumanMessage("on", id="on")]})
+        before = contents(state.values.get("messages", []))
+        assert contents(full.get_state(config).values["messages"]) == [*before, "on"]
+
+
+def test_checkpoints_keep_their_places(place: Place) -> None:
+    branched(place, 3)
+    before = {t.checkpoint["id"]: t for t in place.saver().list(thread())}
+    convert_to_full(place.saver(), "t")
+    after = {t.checkpoint["id"]: t for t in place.saver().list(thread())}
+    assert after.keys() == before.keys()
+    for id_, found in after.items():
+        assert found.parent_config == before[id_].parent_config
+        assert found.pending_writes == before[id_].pending_writes
+        assert found.checkpoint["ts"] == before[id_].checkpoint["ts"]
+        assert MODE_KEY not in found.metadata
+
+
+def size(place: Place, prefix: str) -> int:
+    with place.store() as store:
+        return sum(o.size for page in store.objects.list(prefix) for o in page.objects)
+
+
+def test_each_checkpoint_costs_one_segment_and_the_messages_no_second_copy(place: Place) -> None:
+    graph = process(place.saver(), "delta", 1000)
+    for number in range(12):
+        say(graph, f"{number} " + secrets.token_hex(2000))
+    stored = size(place, "log/")
+    segments = len(place.keys("log/"))
+    (done,) = convert_to_full(place.saver(), "t")
+    assert len(place.keys("log/")) == segments + done.checkpoints
+    whole = sum(4000 * 2 * number for number in range(12)) * 3
+    assert size(place, "log/") - stored < whole / 4
+    place.compact(graph=operator_graph(1000))
+    assert size(place, "runs/") < stored * 2
+
+
+class Killed(RuntimeError):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("after", [1, 4, 9])
+def test_a_conversion_that_was_killed_is_finished_by_the_next(place: Place, after: int) -> None:
+    class Mortal(LogStoreSaver):
+        left = after
+
+        def put(self, *args: Any) -> Any:
+            if not self.left:
+                raise Killed
+            self.left -= 1
+            return super().put(*args)
+
+    expected = shown(branched(place, 3))
+    with pytest.raises(Killed):
+        convert_to_full(place.saver(Mortal), "t")
+    with place.fresh() as saver:
+        assert shown(process(saver, "delta", 3)) == expected, "delta mode goes on"
     with pytest.raises(CheckpointModeMismatchError):
-        list(full.get_state_history(thread()))
-
-
-def _history(graph: Any) -> list[Any]:
-    return list(graph.get_state_history(thread()))
+        values(place, "full")
+    (done,) = convert_to_full(place.saver(), "t")
+    assert done.checkpoints == len(expected) - after
+    with place.fresh() as saver:
+        assert shown(process(saver, "full")) == expected
 
 
 # -- unfinished work ------------------------------------------------------------------------
 
 
-def test_an_interrupted_thread_is_refused_unless_its_step_may_run_again(place: Place) -> None:
+def test_an_interrupted_thread_still_waits_for_its_answer(place: Place) -> None:
     delta = process(place.saver(), "delta", 3)
     say(delta, "a")
     say(delta, "wait")
     assert delta.get_state(thread()).next == ("rest",)
-    with pytest.raises(ConversionError, match="--rerun-unfinished"):
-        convert_to_full(place.saver(), "t")
-    with pytest.raises(CheckpointModeMismatchError):
-        values(place, "full")
-    convert_to_full(place.saver(), "t", rerun_unfinished=True)
+    convert_to_full(place.saver(), "t")
     full = process(place.saver(), "full")
-    assert full.get_state(thread()).next == ("rest",)
-    assert full.invoke(None, thread())["__interrupt__"][0].value == "go on?", "it asks again"
+    state = full.get_state(thread())
+    assert state.next == ("rest",)
+    assert state.tasks[0].interrupts[0].value == "go on?"
     assert full.invoke(Command(resume="yes"), thread())["asked"] == "yes"
+    assert contents(values(place, "full")["messages"])[-2:] == ["wait", "answer to wait"]
+
+
+def test_a_task_that_was_finished_beside_an_interrupted_one_does_not_run_again(
+    place: Place,
+) -> None:
+    ran: list[str] = []
+
+    def graph(mode: Any) -> Any:
+        unfreeze_for_tests()
+        return waiting_graph(messages_channel(mode), with_mode(place.saver(), mode), ran)
+
+    say(graph("delta"), "a")
+    convert_to_full(place.saver(), "t")
+    done = graph("full").invoke(Command(resume="yes"), thread())
+    assert contents(done["messages"]) == ["a", "from fast", "yes"]
+    assert ran == ["fast"]
 
 
 # -- subgraphs ------------------------------------------------------------------------------
@@ -163,15 +286,14 @@ def subgraph_process(saver: BaseCheckpointSaver[Any], mode: Any) -> Any:
     return nested_graph(messages_channel(mode), with_mode(saver, mode))
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_every_namespace_is_converted_the_root_last(place: Place, named: bool) -> None:
+def test_every_namespace_is_converted_the_root_last(place: Place) -> None:
     graph = subgraph_process(place.saver(), "delta")
     say(graph, "a")
     assert say(graph, "b")["seen"] == [2, 4]
     saver = place.saver()
     namespaces = {t.config["configurable"]["checkpoint_ns"] for t in saver.list(thread())}
     assert len(namespaces) == 2
-    done = convert_to_full(saver, "t", namespaces=namespaces if named else None)
+    done = convert_to_full(saver, "t")
     assert [one.checkpoint_ns for one in done] == [*(namespaces - {""}), ""]
     full = subgraph_process(place.saver(), "full")
     assert say(full, "c")["seen"] == [2, 4, 6], "the subgraph knew what it had"
@@ -180,13 +302,25 @@ def test_every_namespace_is_converted_the_root_last(place: Place, named: bool) -
 # -- other savers, other reducers, races -------------------------------------------------------
 
 
-def test_another_saver_is_converted_through_its_public_interface() -> None:
-    saver = InMemorySaver()
-    live = say(process(saver, "delta", 3), "a", "b")
-    convert_to_full(saver, "t")
-    full = process(saver, "full")
-    assert full.get_state(thread()).values == live
-    assert len(say(full, "c")["messages"]) == 6
+@pytest.fixture(params=["memory", "sqlite"])
+def another(request: pytest.FixtureRequest) -> Iterator[BaseCheckpointSaver[Any]]:
+    if request.param == "memory":
+        yield InMemorySaver()
+        return
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        yield saver
+
+
+def test_another_saver_is_converted_through_its_public_interface(
+    another: BaseCheckpointSaver[Any],
+) -> None:
+    delta = process(another, "delta", 3)
+    say(delta, "a", "b", "c")
+    expected = shown(delta)
+    convert_to_full(another, "t")
+    full = process(another, "full")
+    assert shown(full) == expected
+    assert len(say(full, "d")["messages"]) == 8
 
 
 def test_the_applications_own_reducer_is_used(place: Place) -> None:
@@ -214,22 +348,6 @@ def test_a_conversion_that_was_overtaken_says_so() -> None:
         convert_to_full(saver, "t")
     convert_to_full(saver, "t")
     assert process(saver, "full").get_state(thread()).values["messages"]
-
-
-def _one_checkpoint(place: Place) -> Any:
-    found = place.saver().get_tuple(thread())
-    assert found is not None
-    versions = found.checkpoint["channel_versions"]
-    return thread("t", ""), found.checkpoint, found.metadata, versions
-
-
-def test_a_head_from_the_future_is_refused(place: Place) -> None:
-    say(process(place.saver(), "delta", 1), "a")
-    saver = place.saver()
-    config, checkpoint, metadata, versions = _one_checkpoint(place)
-    saver.put(config, {**checkpoint, "id": "ffffffff"}, metadata, versions)
-    with pytest.raises(ConversionError, match="clock"):
-        convert_to_full(saver, "t")
 
 
 # -- the command ------------------------------------------------------------------------------

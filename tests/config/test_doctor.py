@@ -22,6 +22,7 @@ from logstore.cli.doctor import doctor
 from logstore.convert import convert_to_full
 from logstore.doctor import ChannelExam, Examination, examine
 from logstore.modes import MODE_KEY
+from logstore.records import Kind
 from tests.config.apps import agent_graph, operator_graph, process, say
 from tests.helpers import Place, memory_place, thread
 
@@ -152,7 +153,8 @@ def test_a_migration_and_a_conversion_are_no_problem(place: Place) -> None:
     place.compact(graph=operator_graph(3), frequency=3)
     found = examined(place)
     assert found.findings == []
-    assert messages_of(found).whole == 9, "three turns before, the conversion, one turn after"
+    assert {one.channel for one in found.channels} == {"notes"}, "messages are none any more"
+    assert found.delta_threads == 0
 
 
 class Rot(CipherProtocol):
@@ -225,16 +227,27 @@ def test_a_broken_shape_is_a_problem_with_its_place(
 
 
 def test_a_snapshot_beside_a_value_is_a_problem(place: Place) -> None:
-    graph = agent_graph(delta_messages(1000), place.saver())
-    say(graph, "a", "b")
-    place.compact(graph=operator_graph(1000), frequency=2)
     saver = place.saver()
-    found = next(t for t in saver.list(thread()) if "messages" in t.checkpoint["channel_values"])
-    version = found.checkpoint["channel_versions"]["messages"]
-    saver.put(
-        found.parent_config or thread(), found.checkpoint, found.metadata, {"messages": version}
+    say(agent_graph(delta_messages(1), saver), "a")
+    read = saver.store.read_history("t")
+    head = read.view.head("")
+    assert head is not None
+    stored = read.view.stored_value(head, "messages")
+    assert stored is not None
+    wrong = stored._replace(
+        kind=Kind.SNAPSHOT, checkpoint_id=head.checkpoint_id, stamp=saver.store.stamp()
     )
-    assert any("where the graph stored a value" in f.text for f in examined(place).problems)
+    saver.store.write("t", [wrong], waited=True).result()
+    (problem,) = examined(place).problems
+    assert "where the graph stored a value" in problem.text
+
+
+def test_a_snapshot_beside_a_value_that_came_later_is_none(place: Place) -> None:
+    say(process(place.saver(), "delta", 1000), "a", "b")
+    place.compact(graph=operator_graph(1000), frequency=2)
+    assert {channel for *_, channel in place.snapshots()} == {"messages", "notes"}
+    convert_to_full(place.saver(), "t")
+    assert examined(place).findings == []
 
 
 # -- the command -----------------------------------------------------------------------------

@@ -16,16 +16,19 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph.message import add_messages
 
 from logstore.channels import merge_message_writes, messages_channel
-from logstore.errors import InvalidOptionError, LogStoreError
-from logstore.modes import (
-    MODE_KEY,
+from logstore.errors import (
     CheckpointModeMismatchError,
     CheckpointModeReconfigurationError,
+    InvalidOptionError,
+    LogStoreError,
+)
+from logstore.guard import with_mode
+from logstore.modes import (
+    MODE_KEY,
     freeze,
     frozen_mode,
     resolve_snapshot_frequency,
     unfreeze_for_tests,
-    with_mode,
 )
 from tests.config.apps import agent_graph, contents, process, say
 from tests.helpers import Place, memory_place, thread
