@@ -43,6 +43,11 @@ class DeletedCheckpoints:
         with self._lock:
             self._places.update(dict.fromkeys(places))
 
+    def revive(self, place: Place) -> None:
+        """It is put anew, as when a thread is imported again."""
+        with self._lock:
+            self._places.pop(place, None)
+
     def check(self, place: Place) -> None:
         """Refuse to go on from a deleted checkpoint.
 

@@ -317,7 +317,9 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
     ) -> Encoded:
         target = Target.of(config)
         self._maintenance.deleted.check(target.place)
-        return self._coder.put_records(target, config, checkpoint, metadata, new_versions)
+        encoded = self._coder.put_records(target, config, checkpoint, metadata, new_versions)
+        self._maintenance.deleted.revive(target.child_place(checkpoint["id"]))
+        return encoded
 
     def _encode_writes(
         self,

@@ -273,6 +273,17 @@ def test_a_call_that_names_a_deleted_checkpoint_is_refused_where_it_is_known(pla
         assert ids(saver) == [anew]
 
 
+def test_a_deleted_thread_can_be_imported_again_with_its_old_ids(place: Place) -> None:
+    with place.fresh() as saver:
+        script = Script([saver])
+        chain = script.chain(3)
+        saver.delete_thread("t")
+        for checkpoint_id in chain:
+            script.again(checkpoint_id)
+            script.write(checkpoint_id, "again")
+        assert ids(saver) == chain[::-1]
+
+
 @pytest.mark.parametrize("pruned", [False, True])
 def test_a_checkpoint_of_an_old_format_takes_its_tasks_from_its_parent(
     place: Place, pruned: bool
