@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from typing import Any
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from compactor.fingerprint import fingerprint, import_path
 from logstore.errors import InvalidOptionError
+from logstore.records import Record
 
 _MAX_SUPERSTEPS = "LANGGRAPH_DELTA_MAX_SUPERSTEPS_SINCE_SNAPSHOT"
 
@@ -33,6 +36,22 @@ class ChannelSpec:
     def label(self) -> str:
         """The channel's name in reports."""
         return f"{self.origin}: {self.name}"
+
+    @cached_property
+    def reducer(self) -> str:
+        """The import path of its reducer."""
+        return import_path(self.channel.reducer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the code of its reducer, and of the type that it starts from."""
+        return fingerprint(self.channel.reducer, import_path(self.channel.typ))
+
+    def made(self, snapshot: Record) -> bool:
+        """Whether this very reducer made a snapshot."""
+        cover = json.loads(snapshot.cover or "{}")
+        maker = (cover.get("reducer"), cover.get("fingerprint"))
+        return maker == (self.reducer, self.fingerprint)
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,7 @@ def _show_report(report: Report) -> None:
     console.print(f"compacted {report.uri} in {report.seconds:.1f} s", markup=False)
     console.print(rows)
     _show_reasons("no snapshots of", report.unfolded)
+    _show_reasons("another reducer in", report.changed)
     _show_reasons("not readable, left as it is:", report.unreadable)
 
 
@@ -172,7 +173,7 @@ def _log_report(report: Report) -> None:
         human_bytes(report.total("bytes_written")),
         report.total("segments_deleted"),
     )
-    for name, reason in {**report.unfolded, **report.unreadable}.items():
+    for name, reason in {**report.unfolded, **report.changed, **report.unreadable}.items():
         logging.warning("%s: %s", name, reason)
 
 
@@ -204,6 +205,7 @@ def _show_status(found: StoreStatus) -> None:
     console.print(rows)
     for part in found.partitions:
         _show_reasons("no snapshots of", part.unfolded)
+        _show_reasons("another reducer in", part.changed)
 
 
 def main() -> None:

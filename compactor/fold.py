@@ -219,15 +219,10 @@ def cover_of(history: ChannelHistory, graves: int, spec: ChannelSpec) -> str:
             "checkpoint_id": history.span[-1],
             "checksum": seed.checksum,
         },
-        "reducer": _reducer_name(spec),
+        "reducer": spec.reducer,
+        "fingerprint": spec.fingerprint,
     }
     return json.dumps(doc, separators=(",", ":"))
-
-
-def _reducer_name(spec: ChannelSpec) -> str:
-    reducer = getattr(spec.channel, "reducer", None)
-    module = getattr(reducer, "__module__", "?")
-    return f"{module}:{getattr(reducer, '__qualname__', type(reducer).__qualname__)}"
 
 
 def _equal(a: Any, b: Any) -> bool:

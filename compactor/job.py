@@ -263,6 +263,7 @@ class PartitionJob:
             retired={**left.retired, **dict.fromkeys(replaced)},
             condemned=tuple(condemned),
             unfolded=report.unfolded if self._plan.tail.segments else left.unfolded,
+            changed=report.changed if self._plan.tail.segments else left.changed,
             totals=_totals(left, report),
         )
 
@@ -302,8 +303,10 @@ def _count(
     report: PartitionReport, plan: Plan, results: Sequence[PublishResult], output: _Output
 ) -> PartitionReport:
     unfolded: dict[str, str] = {}
+    changed: dict[str, str] = {}
     for result in results:
         unfolded.update(result.work.unfolded)
+        changed.update(result.work.changed)
     run_size = output.run.size if output.run else 0
     return replace(
         report,
@@ -318,6 +321,7 @@ def _count(
         manifests=len(results),
         objects_deleted=report.objects_deleted + sum(r.objects_deleted for r in results),
         unfolded=unfolded,
+        changed=changed,
     )
 
 

@@ -44,6 +44,8 @@ class PartitionReport:
     """Snapshot objects and orphans deleted."""
     unfolded: dict[str, str] = field(default_factory=dict)
     """Channels without snapshots, and why."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """Channels with snapshots that another reducer made than today's, which are not built on."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """Segments that could not be read and stay where they are, and why."""
 
@@ -64,6 +66,11 @@ class Report:
     def unfolded(self) -> dict[str, str]:
         """Channels without snapshots, and why."""
         return _joined(part.unfolded for part in self.partitions)
+
+    @property
+    def changed(self) -> dict[str, str]:
+        """Channels with snapshots that another reducer made, and which."""
+        return _joined(part.changed for part in self.partitions)
 
     @property
     def unreadable(self) -> dict[str, str]:

@@ -47,6 +47,18 @@ def crosses(before: tuple[int, int], after: tuple[int, int], k: int, supersteps:
     return after[0] // k > before[0] // k or after[1] // supersteps > before[1] // supersteps
 
 
+def changed_reducer(snapshot: Record, spec: ChannelSpec) -> str:
+    """What is said of a snapshot that another reducer made than today's."""
+    cover = json.loads(snapshot.cover or "{}")
+    maker, code = cover.get("reducer", "an unknown reducer"), cover.get("fingerprint", "unknown")
+    return (
+        f"the snapshot at checkpoint {snapshot.checkpoint_id} of thread {snapshot.thread_id!r} "
+        f"was made by {maker} with code {code}; today's reducer is {spec.reducer} with code "
+        f"{spec.fingerprint}. New snapshots are not built on it. If the change is meant, "
+        "`compactor rebuild` makes all snapshots with today's"
+    )
+
+
 @dataclass
 class SnapshotWork:
     """What a pass over a thread did."""
@@ -55,6 +67,8 @@ class SnapshotWork:
     """New snapshots, and records that take unusable ones back."""
     voided: int = 0
     unfolded: dict[str, str] = field(default_factory=dict)
+    changed: dict[str, str] = field(default_factory=dict)
+    """Channels with snapshots that another reducer made, and which."""
 
 
 class SnapshotMaker:
@@ -138,7 +152,10 @@ class SnapshotMaker:
             if spec is None:
                 self._report_unknown(checkpoint, channel)
                 continue
-            if view.snapshot(ns, checkpoint.checkpoint_id, channel) is not None:
+            found = view.snapshot(ns, checkpoint.checkpoint_id, channel)
+            if found is not None:
+                if not spec.made(found):
+                    self._work.changed[spec.label] = changed_reducer(found, spec)
                 continue
             if self._is_due(checkpoint, spec) and (made := self._fold(spec, checkpoint)):
                 self._add(made)
@@ -177,7 +194,7 @@ class SnapshotMaker:
         if spec.label in self._refused:
             return None
         try:
-            history = walk(self._view, checkpoint, [spec.name], self._late)[spec.name]
+            history = walk(self._view, checkpoint, [spec.name], self._late, spec.made)[spec.name]
             return self._folder.fold(
                 spec, checkpoint, history, self._load, self._view.graves, self._arrived
             )

@@ -32,6 +32,8 @@ class PartitionStatus:
     """Objects that are merged or replaced, and wait for their grace to pass."""
     unfolded: dict[str, str]
     """Channels that the last job made no snapshots of, and why."""
+    changed: dict[str, str]
+    """Channels in which it met snapshots of another reducer, and which."""
     totals: dict[str, int]
     """Sums over all jobs."""
 
@@ -84,6 +86,7 @@ def _partition(store: LogStore, partition: int) -> PartitionStatus:
         run_bytes=sum(run.size for run in manifest.runs),
         waiting=len(manifest.merged) + len(manifest.retired) + len(manifest.condemned),
         unfolded=dict(manifest.unfolded),
+        changed=dict(manifest.changed),
         totals=dict(manifest.totals),
     )
 

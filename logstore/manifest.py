@@ -173,6 +173,8 @@ class PartitionManifest:
     """Objects that nothing names, to be deleted: every job that began earlier has lost."""
     unfolded: Mapping[str, str] = field(default_factory=dict)
     """Channels that the last job could not fold, and why."""
+    changed: Mapping[str, str] = field(default_factory=dict)
+    """Channels in which the last job met snapshots of another reducer, and which."""
     totals: Mapping[str, int] = field(default_factory=dict)
     """Sums over all jobs: bytes read and written, segments merged, snapshots made."""
 
@@ -202,6 +204,7 @@ class PartitionManifest:
                 "retired": dict(self.retired),
                 "condemned": list(self.condemned),
                 "unfolded": dict(self.unfolded),
+                "changed": dict(self.changed),
                 "totals": dict(self.totals),
             }
         )
@@ -223,6 +226,7 @@ class PartitionManifest:
             retired=doc["retired"],
             condemned=tuple(doc["condemned"]),
             unfolded=doc["unfolded"],
+            changed=doc.get("changed", {}),
             totals=doc["totals"],
         )
 

@@ -7,7 +7,7 @@ compactor end it sooner, unless a write landed below one that it does not cover.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from logstore.errors import MissingDataError, ParentCycleError
@@ -17,6 +17,18 @@ from logstore.view import NeedsHistory, ThreadView
 LateWrites = Mapping[tuple[str, str], Collection[str]]
 """For each namespace and channel: the checkpoints with writes that no snapshot can cover,
 because they are newer than every snapshot."""
+Trust = Callable[[Record], bool]
+"""Whether a walk may end at a snapshot."""
+
+
+def any_snapshot(snapshot: Record) -> bool:
+    """The trust of a reader: every snapshot that was committed."""
+    return True
+
+
+def no_snapshot(snapshot: Record) -> bool:
+    """Leaves LangGraph's own walk, back to what the graph itself stored."""
+    return False
 
 
 @dataclass(slots=True)
@@ -35,6 +47,7 @@ class ChannelHistory:
 class _ChannelWalk:
     channel: str
     late: set[str]
+    trusts: Trust
     backwards: list[Record] = field(default_factory=list)
     span: list[str] = field(default_factory=list)
     candidate: ChannelHistory | None = None
@@ -58,7 +71,7 @@ class _ChannelWalk:
         if stored is not None:
             return self.candidate or self.history(stored)
         snapshot = view.snapshot(ns, checkpoint_id, self.channel)
-        if snapshot is not None and self.candidate is None:
+        if snapshot is not None and self.candidate is None and self.trusts(snapshot):
             self.candidate = self.history(snapshot)
             if view.is_current(snapshot):
                 self.late.clear()
@@ -68,7 +81,11 @@ class _ChannelWalk:
 
 
 def walk(
-    view: ThreadView, target: Record, channels: Collection[str], late: LateWrites
+    view: ThreadView,
+    target: Record,
+    channels: Collection[str],
+    late: LateWrites,
+    trusts: Trust = any_snapshot,
 ) -> dict[str, ChannelHistory]:
     """Collect what the channels' values at a checkpoint are rebuilt from.
 
@@ -77,6 +94,7 @@ def walk(
         target: a visible checkpoint; its own writes belong to its children and stay out.
         channels: the channels to rebuild.
         late: writes that snapshots may not cover.
+        trusts: the snapshots at which it may end.
 
     Raises:
         NeedsHistory: a head view does not reach far enough.
@@ -84,7 +102,7 @@ def walk(
         ParentCycleError: the parents run in a circle.
     """
     ns = target.checkpoint_ns
-    walks = {ch: _ChannelWalk(ch, set(late.get((ns, ch), ()))) for ch in channels}
+    walks = {ch: _ChannelWalk(ch, set(late.get((ns, ch), ())), trusts) for ch in channels}
     for one in walks.values():
         one.late.discard(target.checkpoint_id)
     done: dict[str, ChannelHistory] = {}
