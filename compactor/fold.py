@@ -24,6 +24,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from compactor.channels import ChannelSpec
 from logstore.blocked import blocked_classes
 from logstore.records import Encoding, Kind, Record, checksum_of
+from logstore.values import Typed
 from logstore.walk import ChannelHistory
 
 Loader = Callable[[Sequence[Record]], list[tuple[str, bytes]]]
@@ -34,6 +35,10 @@ _CLASS_EXTENSIONS = frozenset(range(6))
 
 class Unfoldable(Exception):
     """A channel cannot be folded here; the message says why."""
+
+
+class BrokenLawError(Unfoldable):
+    """The reducer gives different values for the same writes."""
 
 
 class Folder:
@@ -105,6 +110,10 @@ class Folder:
             arrived=arrived,
         )
 
+    def same_value(self, a: Typed, b: Typed) -> bool:
+        """Whether two serialised values are one: by their bytes, or as what they decode to."""
+        return a == b or _equal(self._serde.loads_typed(a), self._serde.loads_typed(b))
+
     def void(self, snapshot: Record, arrived: int) -> Record:
         """The record that takes a snapshot back which nothing can replace here."""
         return snapshot._replace(
@@ -141,7 +150,7 @@ class Folder:
         if agrees and len(history.writes) == 1:
             agrees = self._agrees_on_two(spec, history, typed)
         if not agrees:
-            raise Unfoldable(
+            raise BrokenLawError(
                 f"the reducer broke its laws at {where}: folding the same {len(history.writes)} "
                 "writes at once and in two parts gave different values. It must be "
                 "deterministic (no clock, no random ids) and batching-invariant"
@@ -194,6 +203,13 @@ class Folder:
                         f"the class {module}.{name}, which stored values need, cannot be "
                         "imported here; run the compactor where the application is installed"
                     )
+
+
+def typed_value(made: Record) -> Typed:
+    """The serde's form of what a fold made."""
+    assert made.type is not None
+    assert isinstance(made.value, bytes)
+    return made.type, made.value
 
 
 def cover_of(history: ChannelHistory, graves: int, spec: ChannelSpec) -> str:

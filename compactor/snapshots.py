@@ -47,6 +47,23 @@ def crosses(before: tuple[int, int], after: tuple[int, int], k: int, supersteps:
     return after[0] // k > before[0] // k or after[1] // supersteps > before[1] // supersteps
 
 
+def parents_first(view: ThreadView) -> Iterator[Record]:
+    """All shown checkpoints and their ancestors, each after its parent."""
+    for ns in view.namespaces():
+        done: set[str] = set()
+        for checkpoint_id in view.checkpoint_ids(ns):
+            chain: list[Record] = []
+            current: str | None = checkpoint_id
+            while current is not None and current not in done:
+                done.add(current)
+                record = view.ancestor(ns, current)
+                if record is None:
+                    break
+                chain.append(record)
+                current = record.parent_checkpoint_id
+            yield from reversed(chain)
+
+
 def changed_reducer(snapshot: Record, spec: ChannelSpec) -> str:
     """What is said of a snapshot that another reducer made than today's."""
     cover = json.loads(snapshot.cover or "{}")
@@ -108,26 +125,10 @@ class SnapshotMaker:
         Raises:
             NeedsHistory: a head view does not reach far enough.
         """
-        for checkpoint in list(self._parents_first()):
+        for checkpoint in list(parents_first(self._view)):
             self._void_at(checkpoint)
             self._fold_at(checkpoint)
         return self._work
-
-    def _parents_first(self) -> Iterator[Record]:
-        view = self._view
-        for ns in view.namespaces():
-            done: set[str] = set()
-            for checkpoint_id in view.checkpoint_ids(ns):
-                chain: list[Record] = []
-                current: str | None = checkpoint_id
-                while current is not None and current not in done:
-                    done.add(current)
-                    record = view.ancestor(ns, current)
-                    if record is None:
-                        break
-                    chain.append(record)
-                    current = record.parent_checkpoint_id
-                yield from reversed(chain)
 
     def _void_at(self, checkpoint: Record) -> None:
         ns, checkpoint_id = checkpoint.checkpoint_ns, checkpoint.checkpoint_id

@@ -94,14 +94,35 @@ def run_key(partition: int, level: int, run_id: str) -> str:
     return f"{run_prefix(partition)}{level}-{run_id}.parquet"
 
 
+def run_level(key: str) -> int:
+    """The level of a run, from its key.
+
+    Raises:
+        CorruptObjectError: the key is not a run's.
+    """
+    match = _RUN.fullmatch(key)
+    if match is None:
+        raise CorruptObjectError(
+            f"{key} lies among the runs but its name is not a run's "
+            "(runs/partition=NNNN/<level>-<id>.parquet); move foreign objects out of the store's "
+            "prefix"
+        )
+    return int(match["level"])
+
+
 def partition_manifest_key(partition: int) -> str:
     """The key of a partition manifest."""
     return f"{MANIFESTS}/{_partition(partition)}"
 
 
+def snapshots_prefix(partition: int) -> str:
+    """Where the snapshot manifests and objects of a partition's threads are."""
+    return f"{SNAPSHOTS}/{_partition(partition)}/"
+
+
 def snapshot_prefix(partition: int, thread_id: str) -> str:
     """Where a thread's snapshot manifest and snapshot objects are."""
-    return f"{SNAPSHOTS}/{_partition(partition)}/t.{encode_name(thread_id)}/"
+    return f"{snapshots_prefix(partition)}t.{encode_name(thread_id)}/"
 
 
 def snapshot_manifest_key(partition: int, thread_id: str) -> str:
@@ -196,6 +217,7 @@ class SegmentName:
         return filter_matches(self.filter, thread_id)
 
 
+_RUN = re.compile(r"runs/partition=\d{4}/(?P<level>\d+)-[0-9a-f]+\.parquet")
 _SEGMENT = re.compile(
     r"log/partition=(?P<partition>\d{4})/"
     r"(?P<stamp>[0-9a-f]{16})-(?P<writer>[0-9a-f]{8,40})-(?P<seq>[0-9a-f]{8})-"

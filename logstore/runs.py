@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from logstore.cache import ByteCache
 from logstore.errors import ObjectNotFoundError
+from logstore.keys import run_level
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
 from logstore.records import SCHEMA, Record, ValueRef
@@ -106,6 +107,30 @@ class RunReader:
                 for record, number in zip(records, numbers, strict=True)
             )
         return found
+
+    def describe(self, key: str, size: int) -> RunEntry:
+        """What a manifest says of a run, read from the run itself.
+
+        Args:
+            key: the run.
+            size: bytes of the object.
+
+        Raises:
+            StartAgain: the run is gone.
+            CorruptObjectError: it is damaged, or no run.
+        """
+        entry = RunEntry(key, run_level(key), 0, size, "", "", 0)
+        with self._file(entry) as file:
+            meta = parquet_meta(key, file)
+            threads = self._guard(key, partial(file.read, ["thread_id"]))["thread_id"]
+        bounds = pc.min_max(threads)
+        return replace(
+            entry,
+            rows=len(threads),
+            first_thread=bounds["min"].as_py() or "",
+            last_thread=bounds["max"].as_py() or "",
+            generation=int(meta.get("generation", 0)),
+        )
 
     def columns(self, run: RunEntry, names: Sequence[str]) -> Iterable[pa.Table]:
         """Some columns of a whole run, a row group at a time."""

@@ -1,0 +1,128 @@
+"""Proving one thread: its values, its snapshots, its manifest, and the reducers' laws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from compactor.channels import ChannelTable
+from compactor.findings import RESTORE, Checked, Problem, ThreadLedger
+from compactor.fold import Folder
+from compactor.snapshots import parents_first
+from compactor.verify_folds import FoldCheck
+from compactor.verify_heads import HeadCheck
+from compactor.verify_objects import unnamed_snapshots
+from logstore.cli.places import Places
+from logstore.errors import CorruptObjectError, ReadError
+from logstore.objects.base import ObjectInfo
+from logstore.reader import ThreadRead
+from logstore.records import Encoding, Kind, Record
+from logstore.store import LogStore
+from logstore.view import ThreadView
+
+_HELD_BYTES = 64 << 20
+"""Decoded values that are kept at hand as bases of patches."""
+_STORED = (Encoding.RAW, Encoding.PATCH)
+
+
+def check_thread(
+    store: LogStore,
+    table: ChannelTable,
+    serde: SerializerProtocol,
+    thread_id: str,
+    beside: Sequence[ObjectInfo],
+    before: float,
+) -> Checked:
+    """Check a thread.
+
+    Args:
+        store: an open store.
+        table: the channels whose reducers are known.
+        serde: the saver's serde.
+        thread_id: the thread.
+        beside: the objects in its folder.
+        before: the store's time before which an object that nothing names is left over.
+
+    Raises:
+        StartAgain: a job moved something meanwhile.
+    """
+    ledger = ThreadLedger(thread_id)
+    _left_over(store, ledger, beside, before)
+    try:
+        read = store.read_history(thread_id)
+    except (CorruptObjectError, ReadError) as error:
+        ledger.fail(Problem.UNREADABLE, str(error), RESTORE)
+        return _checked(ledger, ThreadView(thread_id, ()))
+    folder = Folder(serde, "verify", 0, lambda: 0)  # nobody keeps what it makes
+    _check_values(store, ledger, read)
+    FoldCheck(store, table, folder, ledger, read).run()
+    HeadCheck(store, table, folder, ledger).run()
+    return _checked(ledger, read.view)
+
+
+def _checked(ledger: ThreadLedger, view: ThreadView) -> Checked:
+    checkpoints = list(parents_first(view))
+    return Checked(
+        threads=1,
+        checkpoints=len(checkpoints),
+        values=ledger.values,
+        snapshots=sum(len(view.snapshots(c.checkpoint_ns, c.checkpoint_id)) for c in checkpoints),
+        proved=ledger.proved,
+        heads=ledger.heads,
+        findings=tuple(ledger.findings),
+        unproved=ledger.unproved,
+    )
+
+
+def _left_over(
+    store: LogStore, ledger: ThreadLedger, beside: Sequence[ObjectInfo], before: float
+) -> None:
+    if not beside:
+        return
+    try:
+        version = store.reader.snapshot_manifest(
+            ledger.thread_id, store.partition(ledger.thread_id)
+        )
+    except CorruptObjectError:
+        return  # reading the head tells of it
+    for key in sorted(unnamed_snapshots(version.manifest, beside, before)):
+        ledger.fail(
+            Problem.UNNAMED_OBJECT,
+            "no snapshot manifest names it any more",
+            "none is needed: a `compactor run` of the next hours deletes it, one with --purge soon",
+            key,
+        )
+
+
+def _check_values(store: LogStore, ledger: ThreadLedger, read: ThreadRead) -> None:
+    """Decode every value that can be shown, and so all that its patches were made against."""
+    places = Places(store, read, head=False)
+    decoder = store.reader.decoder(read)
+    held = 0
+    for record in sorted(read.view.records, key=_place_of):
+        if record.encoding not in _STORED or record.kind == Kind.TOMBSTONE:
+            continue
+        if record.encoding == Encoding.PATCH and not _is_shown(record, read.view):
+            continue  # its base may be hidden, and rightly so
+        try:
+            held += len(decoder.load([record])[0][1])
+            ledger.values += 1
+        except CorruptObjectError as error:
+            ledger.fail(Problem.UNREADABLE, str(error), RESTORE, places.of(record), record)
+        except ReadError as error:
+            ledger.fail(Problem.MISSING_RECORD, str(error), RESTORE, places.of(record), record)
+        if held > _HELD_BYTES:
+            decoder.forget()
+            held = 0
+
+
+def _place_of(record: Record) -> tuple[str, str, str, str]:
+    return (record.checkpoint_ns, record.kind, record.channel or "", record.checkpoint_id)
+
+
+def _is_shown(record: Record, view: ThreadView) -> bool:
+    if record.kind == Kind.SNAPSHOT:
+        shown = view.snapshot(record.checkpoint_ns, record.checkpoint_id, record.channel or "")
+        return shown is record
+    return view.checkpoint(record.checkpoint_ns, record.checkpoint_id) is not None
