@@ -10,6 +10,7 @@ import typer
 
 from compactor.config import Operation, load_operation
 from compactor.job import Job
+from compactor.rebuild import RebuildJob
 from compactor.rendering import show_reasons, show_verification, status_line
 from compactor.report import Report
 from compactor.service import serve
@@ -171,6 +172,42 @@ def verify_(
         raise typer.Exit(EXIT_PROBLEM)
 
 
+@app.command("rebuild")
+def rebuild_(
+    uri: Uri,
+    threads: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[THREAD]...", help="Only these threads.", show_default=False),
+    ] = None,
+    graph: Graph = None,
+    config: Config = None,
+    serde: Serde = None,
+    frequency: Frequency = None,
+    json: Json = False,
+) -> None:
+    """Make every derived object anew, from segments and runs alone.
+
+    Snapshot manifests, snapshots, snapshot objects, and a partition manifest that is lost, from
+    the runs that there are: then no other job may be running. Otherwise readers, writers and
+    jobs go on meanwhile. Snapshots of channels that neither --graph nor --config names stay.
+
+    Examples:
+
+      compactor rebuild file:///var/lib/agents --graph my_app.agent:graph
+
+      compactor rebuild file:///var/lib/agents customer-42 --config compactor.toml
+    """
+    operation = _operation(graph, config, serde, frequency)
+    with existing_store(uri) as store, status_line() as progress:
+        job = RebuildJob(store, operation.table, operation.serde, threads or ())
+        progress("rebuilding")
+        report = job.run({store.partition(t) for t in threads} if threads else None)
+    if json:
+        print_json(report.to_dict())
+    else:
+        _show_report(report, "rebuilt")
+
+
 def _operation(
     graph: str | None, config: Path | None, serde: str | None, frequency: int | None
 ) -> Operation:
@@ -185,7 +222,7 @@ def _job(store: LogStore, operation: Operation, partitions: list[int] | None) ->
     return Job(store, operation.table, operation.serde).run(partitions)
 
 
-def _show_report(report: Report) -> None:
+def _show_report(report: Report, verb: str = "compacted") -> None:
     counters = ("segments", "runs merged", "rows", "written", "snapshots", "voided", "deleted")
     rows = table("partition", "outcome", *counters, right=("partition", *counters))
     for part in report.partitions:
@@ -200,7 +237,7 @@ def _show_report(report: Report) -> None:
             f"{part.voided}",
             f"{part.segments_deleted + part.runs_deleted + part.objects_deleted}",
         )
-    console.print(f"compacted {report.uri} in {report.seconds:.1f} s", markup=False)
+    console.print(f"{verb} {report.uri} in {report.seconds:.1f} s", markup=False)
     console.print(rows)
     show_reasons("no snapshots of", report.unfolded)
     show_reasons("another reducer in", report.changed)

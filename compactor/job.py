@@ -99,14 +99,18 @@ class Job:
         return Report(self._store.uri, tuple(reports), time.monotonic() - begun)
 
     def _partition(self, settings: Settings, partition: int) -> PartitionReport:
-        plan = until_stable(lambda: make_plan(self._store, settings, partition))
+        return self._attempt(settings, partition)
+
+    def _attempt(self, settings: Settings, partition: int) -> PartitionReport:
         try:
-            return PartitionJob(self._store, plan, self._table, self._serde, self.id).run(
-                self._parallel
-            )
+            return self._begin(settings, partition).run(self._parallel)
         except (LostJob, StartAgain):
             logger.info("partition %d: another job committed first", partition)
             return PartitionReport(partition, Outcome.LOST)
+
+    def _begin(self, settings: Settings, partition: int) -> PartitionJob:
+        plan = until_stable(lambda: make_plan(self._store, settings, partition))
+        return PartitionJob(self._store, plan, self._table, self._serde, self.id)
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class PartitionJob:
         report = PartitionReport(plan.partition, unreadable=dict(plan.unreadable))
         manifest, report = self._collect(report)
         condemned = orphans(self._store, plan) if plan.tail.segments else []
-        if not plan.tail.segments and manifest == plan.manifest:
+        if self._is_idle(manifest):
             return report
         fresh = plan.fresh_table()
         results = self._publish(fresh, parallel)
@@ -164,6 +168,10 @@ class PartitionJob:
             bytes_written=report.bytes_written + size,
             objects_deleted=report.objects_deleted + len(condemned),
         )
+
+    def _is_idle(self, manifest: PartitionManifest) -> bool:
+        """Whether there is nothing to commit; `manifest` is without what was collected."""
+        return not self._plan.tail.segments and manifest == self._plan.manifest
 
     # -- garbage -----------------------------------------------------------------
 
@@ -194,15 +202,22 @@ class PartitionJob:
     # -- publishing --------------------------------------------------------------
 
     def _publish(self, fresh: pa.Table, parallel: int) -> list[PublishResult]:
-        threads = list(_by_thread(fresh))
+        threads = self._to_publish(fresh)
         with ThreadPoolExecutor(parallel, "compactor") as pool:
-            return list(pool.map(lambda item: self._publisher.publish(*item), threads))
+            return list(pool.map(lambda item: self._publisher_of(item[0]).publish(*item), threads))
+
+    def _to_publish(self, fresh: pa.Table) -> list[tuple[str, list[Record]]]:
+        """The threads to publish, each with its new records."""
+        return by_thread(fresh)
+
+    def _publisher_of(self, thread_id: str) -> Publisher:
+        return self._publisher
 
     # -- merging -----------------------------------------------------------------
 
     def _merge(self, fresh: pa.Table, made: Sequence[Record]) -> _Output:
         plan = self._plan
-        if not fresh.num_rows:
+        if not fresh.num_rows and not made:
             return _Output(Tier((), 0), None, 0)
         tier = choose_tier(plan.manifest, self._store.runs, deleted_threads(fresh))
         tables = [fresh, records_to_table(made)]
@@ -233,9 +248,9 @@ class PartitionJob:
         if not len(threads):
             return merged
         mask = pc.is_in(merged["thread_id"], threads)
-        new = dict(_by_thread(fresh.filter(pc.is_in(fresh["thread_id"], threads))))
+        new = dict(by_thread(fresh.filter(pc.is_in(fresh["thread_id"], threads))))
         parts = [merged.filter(pc.invert(mask))]
-        for thread_id, rows in _by_thread(merged.filter(mask)):
+        for thread_id, rows in by_thread(merged.filter(mask)):
             read = self._publisher.whole_thread(thread_id, [*new.get(thread_id, ()), *rows])
             decoder = self._store.reader.decoder(read)
             parts.append(records_to_table(rebase_thread(read, rows, decoder)))
@@ -262,8 +277,8 @@ class PartitionJob:
             merged={**left.merged, **dict.fromkeys(self._plan.tail.segments)},
             retired={**left.retired, **dict.fromkeys(replaced)},
             condemned=tuple(condemned),
-            unfolded=report.unfolded if self._plan.tail.segments else left.unfolded,
-            changed=report.changed if self._plan.tail.segments else left.changed,
+            unfolded=report.unfolded if report.manifests else left.unfolded,
+            changed=report.changed if report.manifests else left.changed,
             totals=_totals(left, report),
         )
 
@@ -284,7 +299,7 @@ class PartitionJob:
         return len(body)
 
 
-def _by_thread(table: pa.Table) -> list[tuple[str, list[Record]]]:
+def by_thread(table: pa.Table) -> list[tuple[str, list[Record]]]:
     """A table's records by thread."""
     ordered = table.take(pc.sort_indices(table["thread_id"]))
     threads = ordered["thread_id"].combine_chunks()

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from compactor.merge import whole_tombstones
-from logstore.errors import CorruptObjectError
-from logstore.keys import run_prefix
+from logstore.errors import CorruptObjectError, ObjectNotFoundError
+from logstore.keys import partition_manifest_key, run_prefix
 from logstore.manifest import PartitionManifest, RunEntry
 from logstore.records import SCHEMA
 from logstore.runs import RunReader
@@ -66,6 +66,18 @@ def make_plan(store: LogStore, settings: Settings, partition: int) -> Plan:
         StartAgain: another job deleted a segment meanwhile.
     """
     manifest, etag = store.reader.partition_manifest(partition)
+    return plan_from(store, settings, manifest, etag)
+
+
+def plan_from(
+    store: LogStore, settings: Settings, manifest: PartitionManifest, etag: str | None
+) -> Plan:
+    """Plan a job that begins from a partition manifest.
+
+    Raises:
+        StartAgain: another job deleted a segment meanwhile.
+    """
+    partition = manifest.partition
     listing = store.log.list(partition)
     unreadable: dict[str, str] = {}
 
@@ -73,9 +85,17 @@ def make_plan(store: LogStore, settings: Settings, partition: int) -> Plan:
         unreadable[key] = str(error)
 
     tail = store.log.read(listing, manifest.merged.keys(), None, on_unreadable=skip)
-    if tail.gone and store.reader.partition_manifest(partition)[1] != etag:
+    if tail.gone and manifest_etag(store, partition) != etag:
         raise StartAgain
     return Plan(partition, settings, manifest, etag, listing, tail, unreadable)
+
+
+def manifest_etag(store: LogStore, partition: int) -> str | None:
+    """Which version of the partition manifest there is, readable or not; None for none."""
+    try:
+        return store.objects.get(partition_manifest_key(partition)).etag
+    except ObjectNotFoundError:
+        return None
 
 
 def _older(entries: Mapping[str, float | None], limit: float) -> dict[str, float | None]:

@@ -11,12 +11,12 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compactor.channels import ChannelTable
 from compactor.digest import Digest, digest
 from compactor.fold import Folder
-from compactor.plan import Plan
+from compactor.plan import Plan, manifest_etag
 from compactor.snapshots import SnapshotMaker, SnapshotWork
 from compactor.uploads import Uploads
 from logstore.errors import (
@@ -27,7 +27,7 @@ from logstore.errors import (
 )
 from logstore.keys import snapshot_manifest_key, snapshot_object_key
 from logstore.manifest import RunEntry, SnapshotManifest
-from logstore.reader import ThreadRead, arrived_before, late_writes, positions_of
+from logstore.reader import ManifestVersion, ThreadRead, arrived_before, late_writes, positions_of
 from logstore.records import Encoding, Kind, Record, ValueRef
 from logstore.store import LogStore
 from logstore.tail import StartAgain, to_us
@@ -90,7 +90,7 @@ class Publisher:
     ) -> PublishResult:
         key = snapshot_manifest_key(self._plan.partition, thread_id)
         for number in range(_TRIES):
-            version = self._store.reader.snapshot_manifest(thread_id, self._plan.partition)
+            version = self._current(thread_id)
             result = PublishResult()
             manifest = self._advance(version.manifest, records, result, uploads)
             body = manifest.encode()
@@ -98,7 +98,7 @@ class Publisher:
             try:
                 self._store.objects.compare_and_swap(key, body, version.etag)
             except (ConditionFailedError, OutcomeUnknownError):
-                now = self._store.reader.snapshot_manifest(thread_id, self._plan.partition)
+                now = self._current(thread_id)
                 if now.etag != version.etag:
                     uploads.lost(now.manifest.object_keys)
                 if now.manifest.job != manifest.job:
@@ -111,6 +111,9 @@ class Publisher:
             f"the snapshot manifest {key} changed {_TRIES} times in a row under this job; too "
             "many compactors work on one store. Nothing is lost; the next job goes on"
         )
+
+    def _current(self, thread_id: str) -> ManifestVersion:
+        return self._store.reader.snapshot_manifest(thread_id, self._plan.partition)
 
     # -- deciding ----------------------------------------------------------------
 
@@ -135,7 +138,7 @@ class Publisher:
             generation=old.generation + 1,
             job=f"{self._job}-{secrets.token_hex(4)}",
             merged=self._merged(old, now),
-            positions=positions_of(records, old.positions),
+            positions=read.positions,
             heads=kept.heads,
             evicted=kept.evicted,
             records=tuple(entries),
@@ -167,6 +170,9 @@ class Publisher:
         work = maker.run()
         return work, digest(read.view, read.late, self._table, old)
 
+    def _void(self, snapshot: Record) -> Record:
+        return self._folder.void(snapshot, to_us(self._plan.listing.date))
+
     def _loader(self, read: ThreadRead) -> Callable[[Sequence[Record]], list[tuple[str, bytes]]]:
         return self._store.reader.decoder(read).load
 
@@ -186,11 +192,17 @@ class Publisher:
             raise NeedsHistory
         scope = old.scope if old.generation else None
         view = ThreadView(old.thread_id, [*old.records, *records], scope)
-        return ThreadRead(view, late_writes(records), {}, self._plan.listing, (), {})
+        positions = positions_of(records, old.positions)
+        return ThreadRead(view, late_writes(records), {}, self._plan.listing, (), positions)
 
     def _full_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
         """The thread as the runs, the job's segments, and the manifest's others tell it."""
-        return self.whole_thread(old.thread_id, [*records, *self._named_by(old)])
+        read = self.whole_thread(old.thread_id, [*records, *self._named_by(old)])
+        positions = {
+            writer: max(read.positions.get(writer, -1), old.positions.get(writer, -1))
+            for writer in {*read.positions, *old.positions}
+        }
+        return replace(read, positions=positions)
 
     def whole_thread(self, thread_id: str, fresh: Sequence[Record]) -> ThreadRead:
         """The thread as the runs and some newer records tell it.
@@ -205,7 +217,8 @@ class Publisher:
             raise LostJob from error
         by_key: Mapping[str, RunEntry] = {run.key: run for run in runs}
         view = ThreadView(thread_id, [*stored, *fresh])
-        return ThreadRead(view, late_writes(fresh), by_key, self._plan.listing, (), {})
+        positions = positions_of([*stored, *fresh], {})
+        return ThreadRead(view, late_writes(fresh), by_key, self._plan.listing, (), positions)
 
     def _named_by(self, old: SnapshotManifest) -> list[Record]:
         """Records of segments that another job put into the manifest and did not commit yet.
@@ -224,7 +237,7 @@ class Publisher:
                     arrived = to_us(self._store.objects.get(key).modified)
                 found.extend(segment.records(old.thread_id, arrived))
             except ObjectNotFoundError:
-                if self._store.reader.partition_manifest(plan.partition)[1] != plan.etag:
+                if manifest_etag(self._store, plan.partition) != plan.etag:
                     raise LostJob from None
         return found
 

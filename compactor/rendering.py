@@ -34,7 +34,7 @@ def show_verification(found: Verification) -> None:
     if not found.findings:
         console.print("nothing is wrong", style="green")
         return
-    console.print(f"{len(found.findings)} findings", style="bold red")
+    console.print(f"findings: {len(found.findings)}", style="bold red")
     for finding in found.findings:
         _show_finding(finding)
 

@@ -69,10 +69,9 @@ class HeadCheck:
         merged = positions_of((r for r in whole.view.records if _is_in_run(r)), {})
         for writer, position in merged.items():
             if manifest.positions.get(writer, -1) < position:
-                known = manifest.positions.get(writer, "none")
                 return {
-                    "": f"runs hold the records of writer {writer} up to position {position}; it "
-                    f"has merged those up to {known}"
+                    "": f"runs hold the thread's records of writer {writer} up to position "
+                    f"{position}, and it has not merged them all"
                 }
         return {}
 

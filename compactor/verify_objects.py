@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from compactor.findings import REBUILD, RESTORE, Checked, Finding, Problem
+from compactor.plan import manifest_etag
 from logstore.errors import CorruptObjectError, FormatError, ObjectNotFoundError
 from logstore.keys import (
     LOG,
@@ -106,7 +107,7 @@ class _ObjectCheck:
         self._runs(manifest)
         self._snapshots()
         # What looked wrong may be a job's work half seen.
-        if found.findings and self._etag() != etag:
+        if found.findings and manifest_etag(self._store, found.partition) != etag:
             raise StartAgain
         return found
 
@@ -123,13 +124,7 @@ class _ObjectCheck:
             self._found.manifest_is_broken = True
             key = partition_manifest_key(partition)
             self._say(Problem.UNREADABLE, key, str(error), REBUILD)
-            return PartitionManifest(partition), self._etag()
-
-    def _etag(self) -> str | None:
-        try:
-            return self._store.objects.get(partition_manifest_key(self._found.partition)).etag
-        except ObjectNotFoundError:
-            return None
+            return PartitionManifest(partition), manifest_etag(self._store, partition)
 
     # -- the log -------------------------------------------------------------------
 

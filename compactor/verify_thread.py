@@ -103,8 +103,8 @@ def _check_values(store: LogStore, ledger: ThreadLedger, read: ThreadRead) -> No
     for record in sorted(read.view.records, key=_place_of):
         if record.encoding not in _STORED or record.kind == Kind.TOMBSTONE:
             continue
-        if record.encoding == Encoding.PATCH and not _is_shown(record, read.view):
-            continue  # its base may be hidden, and rightly so
+        if _may_be_lost(record) and not _is_shown(record, read.view):
+            continue
         try:
             held += len(decoder.load([record])[0][1])
             ledger.values += 1
@@ -119,6 +119,14 @@ def _check_values(store: LogStore, ledger: ThreadLedger, read: ThreadRead) -> No
 
 def _place_of(record: Record) -> tuple[str, str, str, str]:
     return (record.checkpoint_ns, record.kind, record.channel or "", record.checkpoint_id)
+
+
+def _may_be_lost(record: Record) -> bool:
+    """Whether a value that is not shown need not be readable.
+
+    The base of a patch may be hidden; a snapshot may have been replaced.
+    """
+    return record.encoding == Encoding.PATCH or record.kind == Kind.SNAPSHOT
 
 
 def _is_shown(record: Record, view: ThreadView) -> bool:

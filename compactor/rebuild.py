@@ -1,0 +1,236 @@
+"""Rebuilding: every derived object anew, from segments and runs alone.
+
+A rebuild is a job that publishes threads from their whole history, believing no manifest and no
+snapshot of earlier jobs, and commits as every job does: readers, writers and other jobs go on
+meanwhile. Snapshots that it does not make again are taken back by `void` records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pyarrow as pa
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from compactor.channels import ChannelTable
+from compactor.digest import Digest
+from compactor.fold import Folder
+from compactor.job import Job, PartitionJob, by_thread
+from compactor.plan import Plan, make_plan, manifest_etag, plan_from
+from compactor.publish import Publisher, PublishResult
+from compactor.report import Outcome, PartitionReport
+from compactor.snapshots import SnapshotWork
+from compactor.uploads import Uploads
+from logstore.errors import CorruptObjectError
+from logstore.keys import run_prefix, snapshot_manifest_key
+from logstore.manifest import PartitionManifest, SnapshotManifest
+from logstore.reader import ManifestVersion, ThreadRead, until_stable
+from logstore.records import Encoding, Kind, Record, merge
+from logstore.store import LogStore, Settings
+from logstore.tail import StartAgain
+from logstore.view import NeedsHistory, ThreadView
+
+logger = logging.getLogger(__name__)
+_TRIES = 5
+"""A rebuild that lost to another job begins again, at most so often."""
+
+
+class RebuildJob(Job):
+    """Rebuilds the derived objects of a store, or of some of its threads."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        table: ChannelTable,
+        serde: SerializerProtocol,
+        threads: Collection[str] = (),
+    ) -> None:
+        """Rebuild in `store`.
+
+        Args:
+            store: an open store.
+            table: the channels whose snapshots are made anew; those of others stay.
+            serde: the saver's serde.
+            threads: only these; all by default.
+        """
+        super().__init__(store, table, serde)
+        self._threads = frozenset(threads)
+
+    def _partition(self, settings: Settings, partition: int) -> PartitionReport:
+        for _ in range(_TRIES):
+            report = self._attempt(settings, partition)
+            if report.outcome != Outcome.LOST:
+                break
+        return report
+
+    def _begin(self, settings: Settings, partition: int) -> PartitionJob:
+        recovered = until_stable(partial(recovered_manifest, self._store, partition))
+        if recovered is None:
+            plan = until_stable(lambda: make_plan(self._store, settings, partition))
+        else:
+            etag = manifest_etag(self._store, partition)
+            plan = until_stable(partial(plan_from, self._store, settings, recovered, etag))
+        return _PartitionRebuild(
+            self._store,
+            plan,
+            self._table,
+            self._serde,
+            self.id,
+            threads=self._threads,
+            recovered=recovered is not None,
+        )
+
+
+class _PartitionRebuild(PartitionJob):
+    """A rebuild in one partition."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        plan: Plan,
+        table: ChannelTable,
+        serde: SerializerProtocol,
+        job: str,
+        *,
+        threads: Collection[str],
+        recovered: bool,
+    ) -> None:
+        super().__init__(store, plan, table, serde, job)
+        self._threads = threads
+        self._rebuilder = Rebuilder(
+            store, plan, table, self._folder, self._job, keep_unknown=not recovered
+        )
+
+    def _is_idle(self, manifest: PartitionManifest) -> bool:
+        return False
+
+    def _to_publish(self, fresh: pa.Table) -> list[tuple[str, list[Record]]]:
+        found = dict(by_thread(fresh))
+        for run in self._plan.manifest.runs:
+            for table in self._store.runs.columns(run, ["thread_id"]):
+                for thread_id in table["thread_id"].unique().to_pylist():
+                    if self._wants(thread_id):
+                        found.setdefault(thread_id, [])
+        return sorted(found.items())
+
+    def _wants(self, thread_id: str) -> bool:
+        return not self._threads or thread_id in self._threads
+
+    def _publisher_of(self, thread_id: str) -> Publisher:
+        return self._rebuilder if self._wants(thread_id) else self._publisher
+
+
+class Rebuilder(Publisher):
+    """Publishes threads from their whole history, as if no job had ever published them."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        plan: Plan,
+        table: ChannelTable,
+        folder: Folder,
+        job: str,
+        *,
+        keep_unknown: bool,
+    ) -> None:
+        """Publish for a job that began from `plan`.
+
+        Args:
+            store, plan, table, folder, job: as of every publisher.
+            keep_unknown: keep the snapshots of channels whose reducer nobody named. Those
+                of jobs that may never have committed are not to be kept.
+        """
+        super().__init__(store, plan, table, folder, job)
+        self._keep_unknown = keep_unknown
+
+    def _current(self, thread_id: str) -> ManifestVersion:
+        """The thread's manifest; a damaged one counts as empty."""
+        try:
+            found = super()._current(thread_id)
+            if found.manifest.thread_id == thread_id:
+                return found
+            etag = found.etag
+        except CorruptObjectError as error:
+            logger.warning("%s; it is made anew", error)
+            key = snapshot_manifest_key(self._plan.partition, thread_id)
+            etag = self._store.objects.get(key).etag
+        return ManifestVersion(SnapshotManifest(thread_id), etag)
+
+    def _advance(
+        self,
+        old: SnapshotManifest,
+        records: Sequence[Record],
+        result: PublishResult,
+        uploads: Uploads,
+    ) -> SnapshotManifest:
+        now = self._plan.listing.date
+        merged = dict.fromkeys(self._plan.manifest.merged, now)
+        blank = SnapshotManifest(
+            old.thread_id,
+            # A lost manifest's number is not known; it grows with those of the partition's.
+            generation=max(old.generation, self._plan.generation),
+            merged={**merged, **old.merged},
+            retired={**dict.fromkeys(old.object_keys, now), **old.retired},
+        )
+        return super()._advance(blank, records, result, uploads)
+
+    def _head_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
+        raise NeedsHistory
+
+    def _decide(self, read: ThreadRead, old: SnapshotManifest) -> tuple[SnapshotWork, Digest]:
+        former = [r for r in merge(read.view.records).values() if self._is_remade(r)]
+        own = [r for r in read.view.records if not self._is_remade(r)]
+        bare = replace(read, view=ThreadView(read.view.thread_id, own))
+        work, kept = super()._decide(bare, old)
+        made = {_place(r) for r in work.made}
+        for snapshot in former:
+            if snapshot.encoding != Encoding.VOID and _place(snapshot) not in made:
+                work.made.append(self._void(snapshot))
+        return work, kept
+
+    def _is_remade(self, record: Record) -> bool:
+        if record.kind != Kind.SNAPSHOT:
+            return False
+        spec = self._table.spec(record.thread_id, record.checkpoint_ns, record.channel or "")
+        return spec is not None or not self._keep_unknown
+
+
+def _place(snapshot: Record) -> tuple[str, str, str | None]:
+    return snapshot.checkpoint_ns, snapshot.checkpoint_id, snapshot.channel
+
+
+def recovered_manifest(store: LogStore, partition: int) -> PartitionManifest | None:
+    """A partition manifest made of the runs that there are, if the one in place is lost.
+
+    It is lost if it cannot be read, does not exist although runs do, or is older than a run:
+    a run of the generation after next was made when a newer manifest existed. Runs that were
+    replaced, or never committed, hold records that are in others too; merging is a set union.
+
+    Returns:
+        The manifest, or None if the one in place is sound.
+
+    Raises:
+        CorruptObjectError: a run cannot be read, so it is not known whether it counts.
+        StartAgain: a job deleted a run meanwhile.
+    """
+    try:
+        manifest, etag = store.reader.partition_manifest(partition)
+        named = {run.key for run in manifest.runs} | manifest.retired.keys()
+        newest = -1 if etag is None else manifest.generation + 1
+    except CorruptObjectError as error:
+        logger.warning("%s; it is made anew", error)
+        named, newest, etag = set(), -1, manifest_etag(store, partition)
+    listed = [i for page in store.objects.list(run_prefix(partition)) for i in page.objects]
+    unnamed = [store.runs.describe(i.key, i.size) for i in listed if i.key not in named]
+    if not unnamed and newest < 0:
+        return PartitionManifest(partition) if etag else None
+    if max((run.generation for run in unnamed), default=-1) <= newest:
+        return None
+    if manifest_etag(store, partition) != etag:
+        raise StartAgain
+    runs = tuple(store.runs.describe(info.key, info.size) for info in listed)
+    generation = max(run.generation for run in runs)
+    return PartitionManifest(partition, generation=generation, runs=runs)
