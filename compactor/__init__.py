@@ -27,6 +27,7 @@ def compact(
     frequency: int | None = None,
     serde: SerializerProtocol | None = None,
     partitions: Collection[int] | None = None,
+    max_runtime_s: float | None = None,
     progress: Progress | None = None,
     **backend: Any,
 ) -> Report:
@@ -40,6 +41,7 @@ def compact(
         frequency: K, instead of the channels' own `snapshot_frequency`.
         serde: the saver's serde; LangGraph's own by default.
         partitions: only these; all by default.
+        max_runtime_s: begin nothing after so many seconds.
         progress: is called after each partition.
         backend: options of the object store, if `store` is a URI.
 
@@ -54,9 +56,9 @@ def compact(
         table = table_of(graph=graph, channels=channels, frequency=frequency)
     serde = serde or default_serde(graph)
     if isinstance(store, LogStore):
-        return Job(store, table, serde).run(partitions, progress)
+        return Job(store, table, serde, max_runtime_s=max_runtime_s).run(partitions, progress)
     opened = LogStore.open(store, **backend)
     try:
-        return Job(opened, table, serde).run(partitions, progress)
+        return Job(opened, table, serde, max_runtime_s=max_runtime_s).run(partitions, progress)
     finally:
         opened.close()

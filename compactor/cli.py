@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from compactor.config import Operation, load_operation
+from compactor.config import Operation
+from compactor.dryrun import DryRunStore
 from compactor.job import Job
+from compactor.options import (
+    Config,
+    Frequency,
+    Graph,
+    Partitions,
+    Serde,
+    Threads,
+    operation_of,
+    parse_partitions,
+)
+from compactor.purge import purge as run_purge
 from compactor.rebuild import RebuildJob
-from compactor.rendering import show_reasons, show_verification, status_line
-from compactor.report import Report
+from compactor.rendering import (
+    log_report,
+    show_plan,
+    show_report,
+    show_status,
+    show_verification,
+    status_line,
+)
 from compactor.service import serve
-from compactor.status import StoreStatus, read_status
+from compactor.status import read_status
 from compactor.verify import verify
 from logstore.cli.common import (
     EXIT_PROBLEM,
     Commands,
-    console,
-    human_bytes,
     print_json,
     run_app,
-    table,
 )
 from logstore.cli.options import Json, Uri, existing_store
 from logstore.errors import InvalidOptionError
@@ -44,27 +59,6 @@ app = typer.Typer(
     """,
 )
 
-Graph = Annotated[
-    str | None,
-    typer.Option(metavar="MODULE:ATTR", help="A compiled graph; its delta channels are folded."),
-]
-Config = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A TOML file with [channels.<name>] tables.")
-]
-Serde = Annotated[
-    str | None, typer.Option(metavar="MODULE:ATTR", help="The saver's serde, if not LangGraph's.")
-]
-Frequency = Annotated[
-    int | None,
-    typer.Option(
-        "--snapshot-frequency", metavar="K", min=1, help="K for all channels, not their own."
-    ),
-]
-Partition = Annotated[
-    list[int] | None,
-    typer.Option("--partition", metavar="N", help="Only this partition; may be repeated."),
-]
-
 
 @app.command()
 def run(
@@ -73,12 +67,32 @@ def run(
     config: Config = None,
     serde: Serde = None,
     frequency: Frequency = None,
-    partition: Partition = None,
+    partitions: Partitions = None,
+    max_runtime: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Begin no further batch of segments after that; the next job goes on.",
+        ),
+    ] = None,
+    purge: Annotated[
+        bool,
+        typer.Option(
+            "--purge", help="Wait for the store's short grace, and delete what was replaced."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the job would do, and write nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run one job: merge, fold, publish, commit, delete what has passed its grace.
 
     Without --graph or --config segments are merged all the same, and no snapshots are made.
+
+    With --purge nothing is left afterwards of threads that were deleted before. Analytics that
+    read files of a snapshot taken before the purge have to take a new one.
 
     Examples:
 
@@ -86,13 +100,44 @@ def run(
 
       compactor run "s3://bucket/agents?region=eu-central-1" --config compactor.toml --json
     """
-    operation = _operation(graph, config, serde, frequency)
-    with existing_store(uri) as store:
-        report = _job(store, operation, partition)
+    operation = operation_of(graph, config, serde, frequency)
+    if dry_run and purge:
+        raise InvalidOptionError("--dry-run writes nothing, so there is nothing to purge")
+    with existing_store(uri) as store, status_line() as tell:
+        chosen = parse_partitions(partitions)
+        if purge:
+            _run_purge(store, operation, chosen, tell, json)
+            return
+        plan = DryRunStore(store.objects) if dry_run else None
+        target = LogStore(plan) if plan else store
+        tell("compacting")
+        job = Job(target, operation.table, operation.serde, max_runtime_s=max_runtime)
+        report = job.run(chosen)
+    planned = {} if plan is None else plan.to_dict()
     if json:
-        print_json(report.to_dict())
-    else:
-        _show_report(report)
+        print_json({**report.to_dict(), **planned})
+        return
+    show_report(report, "a job would compact" if plan else "compacted")
+    if plan is not None:
+        show_plan(plan)
+
+
+def _run_purge(
+    store: LogStore,
+    operation: Operation,
+    partitions: list[int] | None,
+    tell: Callable[[str], None],
+    json: bool,
+) -> None:
+    settings = store.settings()
+    grace_s = settings.short_grace_s if settings else 0.0
+    job = Job(store, operation.table, operation.serde, purge=True)
+    first, last = run_purge(job, grace_s, partitions, tell)
+    if json:
+        print_json({**first.to_dict(), "purge": last.to_dict()})
+        return
+    show_report(first)
+    show_report(last, "purged")
 
 
 @app.command("serve")
@@ -102,6 +147,7 @@ def serve_(
     config: Config = None,
     serde: Serde = None,
     frequency: Frequency = None,
+    partitions: Partitions = None,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="The pause between two jobs.")
     ] = 30.0,
@@ -112,10 +158,12 @@ def serve_(
 
       compactor serve s3://bucket/agents --graph my_app.agent:graph --interval 30
     """
-    operation = _operation(graph, config, serde, frequency)
+    operation = operation_of(graph, config, serde, frequency)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with existing_store(uri) as store:
-        serve(lambda: _job(store, operation, None), interval, _log_report)
+        chosen = parse_partitions(partitions)
+        job = Job(store, operation.table, operation.serde)
+        serve(lambda: job.run(chosen), interval, log_report)
 
 
 @app.command()
@@ -131,16 +179,13 @@ def status(uri: Uri, json: Json = False) -> None:
     if json:
         print_json(found.to_dict())
     else:
-        _show_status(found)
+        show_status(found)
 
 
 @app.command("verify")
 def verify_(
     uri: Uri,
-    threads: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[THREAD]...", help="Only these threads.", show_default=False),
-    ] = None,
+    threads: Threads = None,
     graph: Graph = None,
     config: Config = None,
     serde: Serde = None,
@@ -161,7 +206,7 @@ def verify_(
 
       compactor verify file:///var/lib/agents customer-42 --json
     """
-    operation = _operation(graph, config, serde, frequency)
+    operation = operation_of(graph, config, serde, frequency)
     with existing_store(uri) as store, status_line() as progress:
         found = verify(store, operation.table, operation.serde, threads or (), progress)
     if json:
@@ -175,10 +220,7 @@ def verify_(
 @app.command("rebuild")
 def rebuild_(
     uri: Uri,
-    threads: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[THREAD]...", help="Only these threads.", show_default=False),
-    ] = None,
+    threads: Threads = None,
     graph: Graph = None,
     config: Config = None,
     serde: Serde = None,
@@ -197,7 +239,7 @@ def rebuild_(
 
       compactor rebuild file:///var/lib/agents customer-42 --config compactor.toml
     """
-    operation = _operation(graph, config, serde, frequency)
+    operation = operation_of(graph, config, serde, frequency)
     with existing_store(uri) as store, status_line() as progress:
         job = RebuildJob(store, operation.table, operation.serde, threads or ())
         progress("rebuilding")
@@ -205,86 +247,7 @@ def rebuild_(
     if json:
         print_json(report.to_dict())
     else:
-        _show_report(report, "rebuilt")
-
-
-def _operation(
-    graph: str | None, config: Path | None, serde: str | None, frequency: int | None
-) -> Operation:
-    if frequency is not None and graph is None and config is None:
-        raise InvalidOptionError(
-            "--snapshot-frequency needs --graph or --config, which name the channels to fold"
-        )
-    return load_operation(graph=graph, config=config, serde=serde, frequency=frequency)
-
-
-def _job(store: LogStore, operation: Operation, partitions: list[int] | None) -> Report:
-    return Job(store, operation.table, operation.serde).run(partitions)
-
-
-def _show_report(report: Report, verb: str = "compacted") -> None:
-    counters = ("segments", "runs merged", "rows", "written", "snapshots", "voided", "deleted")
-    rows = table("partition", "outcome", *counters, right=("partition", *counters))
-    for part in report.partitions:
-        rows.add_row(
-            f"{part.partition}",
-            part.outcome,
-            f"{part.segments_merged}",
-            f"{part.runs_merged}",
-            f"{part.rows_written}",
-            human_bytes(part.bytes_written),
-            f"{part.snapshots}",
-            f"{part.voided}",
-            f"{part.segments_deleted + part.runs_deleted + part.objects_deleted}",
-        )
-    console.print(f"{verb} {report.uri} in {report.seconds:.1f} s", markup=False)
-    console.print(rows)
-    show_reasons("no snapshots of", report.unfolded)
-    show_reasons("another reducer in", report.changed)
-    show_reasons("not readable, left as it is:", report.unreadable)
-
-
-def _log_report(report: Report) -> None:
-    logging.info(
-        "merged %d segments, made %d snapshots, wrote %s, deleted %d segments",
-        report.total("segments_merged"),
-        report.total("snapshots"),
-        human_bytes(report.total("bytes_written")),
-        report.total("segments_deleted"),
-    )
-    for name, reason in {**report.unfolded, **report.changed, **report.unreadable}.items():
-        logging.warning("%s: %s", name, reason)
-
-
-def _show_status(found: StoreStatus) -> None:
-    numbers = ("generation", "tail", "runs", "rows", "bytes", "to delete", "written in all")
-    rows = table(
-        "partition",
-        "last commit",
-        "oldest in tail",
-        "levels",
-        *numbers,
-        right=("partition", *numbers),
-    )
-    for part in found.partitions:
-        rows.add_row(
-            f"{part.partition}",
-            part.last_commit or "never",
-            part.oldest_tail or "-",
-            " ".join(f"{level}:{count}" for level, count in part.levels.items()) or "-",
-            f"{part.generation}",
-            f"{part.tail_segments}",
-            f"{sum(part.levels.values())}",
-            f"{part.rows}",
-            human_bytes(part.run_bytes),
-            f"{part.waiting}",
-            human_bytes(part.totals.get("bytes_written", 0)),
-        )
-    console.print(f"compaction of {found.uri}", markup=False)
-    console.print(rows)
-    for part in found.partitions:
-        show_reasons("no snapshots of", part.unfolded)
-        show_reasons("another reducer in", part.changed)
+        show_report(report, "rebuilt")
 
 
 def main() -> None:

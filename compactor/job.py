@@ -20,10 +20,11 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from compactor.channels import ChannelTable
 from compactor.fold import Folder
 from compactor.merge import merge_tables, write_run
-from compactor.plan import Plan, Tier, choose_tier, deleted_threads, make_plan, orphans
+from compactor.plan import Plan, Tier, choose_tier, deleted_threads, last_commit, make_plan, orphans
 from compactor.publish import LostJob, Publisher, PublishResult
 from compactor.rebase import chains_to_rebase, rebase_thread
 from compactor.report import Outcome, PartitionReport, Report
+from compactor.sweep import SWEEP_INTERVAL_S, Swept, sweep
 from logstore.errors import (
     ConditionFailedError,
     InvalidOptionError,
@@ -41,6 +42,8 @@ from logstore.tail import StartAgain
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[PartitionReport], None]
+BATCH_SEGMENTS = 500
+"""A job whose time is limited commits after so many segments."""
 
 
 class Job:
@@ -53,6 +56,8 @@ class Job:
         serde: SerializerProtocol,
         *,
         parallel: int = 8,
+        purge: bool = False,
+        max_runtime_s: float | None = None,
     ) -> None:
         """Compact `store`, folding what `table` names with `serde`.
 
@@ -61,12 +66,18 @@ class Job:
             table: the channels that may be folded.
             serde: the saver's serde.
             parallel: how many threads' manifests are updated at a time.
+            purge: keep what was replaced for the short grace only, and look for what was left
+                over at once.
+            max_runtime_s: begin nothing after so many seconds; what was done is committed,
+                and the next job goes on with the partitions that have waited longest.
         """
         self.id = f"job{secrets.token_hex(8)}"
         self._store = store
         self._table = table
         self._serde = serde
         self._parallel = parallel
+        self._purge = purge
+        self._max_runtime_s = max_runtime_s
 
     def run(
         self, partitions: Collection[int] | None = None, progress: Progress | None = None
@@ -84,22 +95,31 @@ class Job:
                 f"there is no store at {self._store.uri}; check the URI, or create one with "
                 "`logstore init`"
             )
-        wanted = range(settings.partitions) if partitions is None else sorted(set(partitions))
-        for partition in wanted:
-            if not 0 <= partition < settings.partitions:
-                raise InvalidOptionError(
-                    f"the store {self._store.uri} has partitions 0 to "
-                    f"{settings.partitions - 1}, not {partition}"
-                )
-        reports = []
-        for partition in wanted:
-            reports.append(self._partition(settings, partition))
+        waiting = self._in_order(_known(self._store.uri, settings, partitions))
+        until = float("inf") if self._max_runtime_s is None else begun + self._max_runtime_s
+        reports: list[PartitionReport] = []
+        while waiting and (not reports or time.monotonic() < until):
+            reports.append(self._partition(settings, waiting.pop(0), until))
             if progress is not None:
                 progress(reports[-1])
-        return Report(self._store.uri, tuple(reports), time.monotonic() - begun)
+        unfinished = sorted([*waiting, *(r.partition for r in reports if r.segments_left)])
+        reports.sort(key=lambda report: report.partition)
+        elapsed_s = time.monotonic() - begun
+        return Report(self._store.uri, tuple(reports), elapsed_s, tuple(unfinished))
 
-    def _partition(self, settings: Settings, partition: int) -> PartitionReport:
-        return self._attempt(settings, partition)
+    def _in_order(self, partitions: Sequence[int]) -> list[int]:
+        """Those first that have waited longest, if there may not be time for all."""
+        if self._max_runtime_s is None:
+            return list(partitions)
+        return sorted(partitions, key=lambda number: last_commit(self._store, number) or 0.0)
+
+    def _partition(self, settings: Settings, partition: int, until: float) -> PartitionReport:
+        report = self._attempt(settings, partition)
+        while report.segments_left and report.outcome == Outcome.COMMITTED:
+            if time.monotonic() >= until:
+                break
+            report = report.then(self._attempt(settings, partition))
+        return report
 
     def _attempt(self, settings: Settings, partition: int) -> PartitionReport:
         try:
@@ -110,7 +130,20 @@ class Job:
 
     def _begin(self, settings: Settings, partition: int) -> PartitionJob:
         plan = until_stable(lambda: make_plan(self._store, settings, partition))
-        return PartitionJob(self._store, plan, self._table, self._serde, self.id)
+        batch = plan if self._max_runtime_s is None else plan.oldest(BATCH_SEGMENTS)
+        job = PartitionJob(self._store, batch, self._table, self._serde, self.id, purge=self._purge)
+        job.segments_left = len(plan.tail.segments) - len(batch.tail.segments)
+        return job
+
+
+def _known(uri: str, settings: Settings, partitions: Collection[int] | None) -> list[int]:
+    wanted = range(settings.partitions) if partitions is None else sorted(set(partitions))
+    for partition in wanted:
+        if not 0 <= partition < settings.partitions:
+            raise InvalidOptionError(
+                f"the store {uri} has partitions 0 to {settings.partitions - 1}, not {partition}"
+            )
+    return list(wanted)
 
 
 @dataclass(frozen=True)
@@ -132,8 +165,15 @@ class PartitionJob:
         table: ChannelTable,
         serde: SerializerProtocol,
         job: str,
+        *,
+        purge: bool = False,
     ) -> None:
-        """Carry out `plan`."""
+        """Carry out `plan`; `purge` as in `Job`."""
+        self.segments_left = 0
+        """How many of the log's segments the plan leaves to the next job."""
+        self._purge = purge
+        settings = plan.settings
+        self._grace_s = settings.short_grace_s if purge else settings.long_grace_s
         self._store = store
         self._plan = plan
         # A job object may run again: what it commits must not be taken for an earlier commit.
@@ -148,11 +188,16 @@ class PartitionJob:
             LostJob: another job committed first.
         """
         plan = self._plan
-        report = PartitionReport(plan.partition, unreadable=dict(plan.unreadable))
+        report = PartitionReport(
+            plan.partition, unreadable=dict(plan.unreadable), segments_left=self.segments_left
+        )
         manifest, report = self._collect(report)
         condemned = orphans(self._store, plan) if plan.tail.segments else []
-        if self._is_idle(manifest):
+        sweeps = self._sweeps()
+        if self._is_idle(manifest) and not sweeps:
             return report
+        if sweeps:
+            manifest = replace(manifest, swept=plan.listing.date)
         fresh = plan.fresh_table()
         results = self._publish(fresh, parallel)
         made = [r for result in results for r in (*result.work.made, *result.tombstones)]
@@ -162,12 +207,20 @@ class PartitionJob:
         size = self._commit(committed)
         if condemned:
             self._store.objects.delete(condemned)
+        swept = sweep(self._store.objects, plan, self._job, self._grace_s) if sweeps else Swept()
         return replace(
             report,
             outcome=Outcome.COMMITTED,
             bytes_written=report.bytes_written + size,
-            objects_deleted=report.objects_deleted + len(condemned),
+            objects_deleted=report.objects_deleted + len(condemned) + swept.deleted,
+            waiting=len(committed.merged) + len(committed.retired) + swept.waiting,
         )
+
+    def _sweeps(self) -> bool:
+        """Whether to look for snapshot objects that are left over."""
+        manifest, now = self._plan.manifest, self._plan.listing.date
+        due = now - manifest.swept >= SWEEP_INTERVAL_S
+        return self._purge or (due and manifest.generation > 0)
 
     def _is_idle(self, manifest: PartitionManifest) -> bool:
         """Whether there is nothing to commit; `manifest` is without what was collected."""
@@ -181,7 +234,7 @@ class PartitionJob:
         What a committed manifest lists as merged or replaced stays so: deleting it is safe
         whoever commits next. An entry leaves the manifest only after its DELETE.
         """
-        manifest, expired = self._plan.manifest, self._plan.expired()
+        manifest, expired = self._plan.manifest, self._plan.expired(self._grace_s)
         gone = [*expired.merged, *expired.retired, *manifest.condemned]
         if gone:
             self._store.objects.delete(gone)
@@ -279,6 +332,7 @@ class PartitionJob:
             condemned=tuple(condemned),
             unfolded=report.unfolded if report.manifests else left.unfolded,
             changed=report.changed if report.manifests else left.changed,
+            swept=left.swept,
             totals=_totals(left, report),
         )
 

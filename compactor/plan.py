@@ -41,14 +41,38 @@ class Plan:
         """The generation that this job will commit."""
         return self.manifest.generation + 1
 
-    def expired(self) -> PartitionManifest:
-        """The part of the manifest that lists what may be deleted now."""
+    def expired(self, run_grace_s: float) -> PartitionManifest:
+        """The part of the manifest that lists what may be deleted now.
+
+        Args:
+            run_grace_s: how long runs that were replaced are kept.
+        """
         now = self.listing.date
         return replace(
             self.manifest,
             merged=_older(self.manifest.merged, now - self.settings.short_grace_s),
-            retired=_older(self.manifest.retired, now - self.settings.long_grace_s),
+            retired=_older(self.manifest.retired, now - run_grace_s),
         )
+
+    def oldest(self, count: int) -> Plan:
+        """The plan for about so many of the segments: the oldest, and what they build on.
+
+        What a segment builds on is merged with it or before it, so that the rest of the log
+        reads as if it had arrived later.
+        """
+        found = self.tail.segments
+        if len(found) <= count:
+            return self
+        order = sorted(found, key=lambda key: (self.tail.arrived[key], found[key].name.stamp))
+        chosen: set[str] = set()
+        waiting = order[:count]
+        while waiting:
+            key = waiting.pop()
+            chosen.add(key)
+            named = {name for names in found[key].builds_on.values() for name in names}
+            waiting += (named & found.keys()) - chosen
+        segments = {key: segment for key, segment in found.items() if key in chosen}
+        return replace(self, tail=replace(self.tail, segments=segments))
 
     def fresh_table(self) -> pa.Table:
         """All records of the segments to merge, with their arrival."""
@@ -88,6 +112,14 @@ def plan_from(
     if tail.gone and manifest_etag(store, partition) != etag:
         raise StartAgain
     return Plan(partition, settings, manifest, etag, listing, tail, unreadable)
+
+
+def last_commit(store: LogStore, partition: int) -> float | None:
+    """When a partition's manifest was last replaced, by the store's clock; None for never."""
+    try:
+        return store.objects.get(partition_manifest_key(partition)).modified
+    except ObjectNotFoundError:
+        return None
 
 
 def manifest_etag(store: LogStore, partition: int) -> str | None:

@@ -79,7 +79,7 @@ class Publisher:
             LostJob: another job has committed this partition meanwhile.
             UnavailableError: too many races were lost.
         """
-        uploads = Uploads(self._store.objects)
+        uploads = Uploads(self._store.objects, self._plan.settings.long_grace_s / 4)
         try:
             return self._publish(thread_id, records, uploads)
         finally:

@@ -59,7 +59,7 @@ class RebuildJob(Job):
         super().__init__(store, table, serde)
         self._threads = frozenset(threads)
 
-    def _partition(self, settings: Settings, partition: int) -> PartitionReport:
+    def _partition(self, settings: Settings, partition: int, until: float) -> PartitionReport:
         for _ in range(_TRIES):
             report = self._attempt(settings, partition)
             if report.outcome != Outcome.LOST:

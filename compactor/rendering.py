@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from compactor.dryrun import DryRunStore
 from compactor.findings import Finding, Verification
-from logstore.cli.common import cell, console, notes, table
+from compactor.report import Report
+from compactor.status import StoreStatus
+from logstore.cli.common import cell, console, human_bytes, notes, table
+from logstore.keys import LOG
 
 
 @contextmanager
@@ -20,6 +26,97 @@ def show_reasons(title: str, reasons: Mapping[str, str]) -> None:
     """A line for each thing that was left undone, and why."""
     for name, reason in sorted(reasons.items()):
         console.print(cell(f"{title} {name}: {reason}", style="yellow"))
+
+
+def show_plan(plan: DryRunStore) -> None:
+    """The objects that a dry run would have written and deleted."""
+    rows = table("action", "bytes", "object", right=("bytes",))
+    segments: dict[str, list[int]] = defaultdict(list)
+    for one in plan.inputs():
+        if one.key.startswith(f"{LOG}/"):
+            segments[one.key.rpartition("/")[0]].append(one.size)
+        else:
+            rows.add_row("merge", human_bytes(one.size), cell(one.key))
+    for folder, sizes in segments.items():
+        rows.add_row("merge", human_bytes(sum(sizes)), f"{folder}: {len(sizes)} segments")
+    for write in plan.written:
+        rows.add_row("write", human_bytes(write.size), cell(write.key))
+    for key in plan.deleted:
+        rows.add_row("delete", "", cell(key))
+    if rows.row_count:
+        console.print(rows)
+    console.print("nothing was written")
+
+
+def show_report(report: Report, verb: str = "compacted") -> None:
+    """A row for each partition, and what was left undone."""
+    counters = ("segments", "runs merged", "rows", "written", "snapshots", "voided", "deleted")
+    rows = table("partition", "outcome", *counters, right=("partition", *counters))
+    for part in report.partitions:
+        rows.add_row(
+            f"{part.partition}",
+            part.outcome,
+            f"{part.segments_merged}",
+            f"{part.runs_merged}",
+            f"{part.rows_written}",
+            human_bytes(part.bytes_written),
+            f"{part.snapshots}",
+            f"{part.voided}",
+            f"{part.segments_deleted + part.runs_deleted + part.objects_deleted}",
+        )
+    console.print(f"{verb} {report.uri} in {report.seconds:.1f} s", markup=False)
+    console.print(rows)
+    show_reasons("no snapshots of", report.unfolded)
+    show_reasons("another reducer in", report.changed)
+    if report.unfinished:
+        left = ", ".join(map(str, report.unfinished))
+        console.print(f"left to the next job when the time was up: partitions {left}")
+    show_reasons("not readable, left as it is:", report.unreadable)
+
+
+def log_report(report: Report) -> None:
+    """A line in the log of a service."""
+    logging.info(
+        "merged %d segments, made %d snapshots, wrote %s, deleted %d segments",
+        report.total("segments_merged"),
+        report.total("snapshots"),
+        human_bytes(report.total("bytes_written")),
+        report.total("segments_deleted"),
+    )
+    for name, reason in {**report.unfolded, **report.changed, **report.unreadable}.items():
+        logging.warning("%s: %s", name, reason)
+
+
+def show_status(found: StoreStatus) -> None:
+    """A row for each partition, and what the last job left undone."""
+    numbers = ("generation", "tail", "runs", "rows", "bytes", "to delete", "written in all")
+    rows = table(
+        "partition",
+        "last commit",
+        "oldest in tail",
+        "levels",
+        *numbers,
+        right=("partition", *numbers),
+    )
+    for part in found.partitions:
+        rows.add_row(
+            f"{part.partition}",
+            part.last_commit or "never",
+            part.oldest_tail or "-",
+            " ".join(f"{level}:{count}" for level, count in part.levels.items()) or "-",
+            f"{part.generation}",
+            f"{part.tail_segments}",
+            f"{sum(part.levels.values())}",
+            f"{part.rows}",
+            human_bytes(part.run_bytes),
+            f"{part.waiting}",
+            human_bytes(part.totals.get("bytes_written", 0)),
+        )
+    console.print(f"compaction of {found.uri}", markup=False)
+    console.print(rows)
+    for part in found.partitions:
+        show_reasons("no snapshots of", part.unfolded)
+        show_reasons("another reducer in", part.changed)
 
 
 def show_verification(found: Verification) -> None:

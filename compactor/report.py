@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -36,18 +36,38 @@ class PartitionReport:
     """Snapshots made."""
     voided: int = 0
     """Snapshots below which a late write was found; those that could be were made anew."""
+    segments_left: int = 0
+    """Segments that were left to the next job when the time was up."""
     manifests: int = 0
     """Snapshot manifests updated."""
     segments_deleted: int = 0
     runs_deleted: int = 0
     objects_deleted: int = 0
     """Snapshot objects and orphans deleted."""
+    waiting: int = 0
+    """Objects that were merged, replaced or left over, and wait for their grace."""
     unfolded: dict[str, str] = field(default_factory=dict)
     """Channels without snapshots, and why."""
     changed: dict[str, str] = field(default_factory=dict)
     """Channels with snapshots that another reducer made than today's, which are not built on."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """Segments that could not be read and stay where they are, and why."""
+
+    def then(self, later: PartitionReport) -> PartitionReport:
+        """What both jobs did, one after the other."""
+        changes: dict[str, Any] = {
+            name: getattr(self, name) + getattr(later, name)
+            for name in self.__slots__
+            if isinstance(getattr(self, name), int) and name not in _LATEST
+        }
+        for name in _NOTES:
+            changes[name] = {**getattr(self, name), **getattr(later, name)}
+        return replace(later, **changes)
+
+
+_LATEST = frozenset(("partition", "segments_left", "waiting"))
+"""Numbers that tell of the end, and are not added up."""
+_NOTES = ("unfolded", "changed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +77,8 @@ class Report:
     uri: str
     partitions: tuple[PartitionReport, ...]
     seconds: float
+    unfinished: tuple[int, ...] = ()
+    """Partitions that were left to the next job when the time was up."""
 
     def total(self, name: str) -> int:
         """The sum of a counter over the partitions."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from logstore.errors import ObjectStoreError
 from logstore.lanes import store_once
 from logstore.objects.base import ObjectStore
+from logstore.reader import Elapsed
 from logstore.values import encode_value_object
 
 
@@ -18,9 +19,17 @@ class Uploads:
     any more are deleted.
     """
 
-    def __init__(self, objects: ObjectStore) -> None:
-        """Nothing is stored yet."""
+    def __init__(self, objects: ObjectStore, reuse_s: float) -> None:
+        """Nothing is stored yet.
+
+        Args:
+            objects: the object store.
+            reuse_s: an object that was stored longer ago is not named any more. A sweep may
+                have found it unnamed and deleted it, after the long grace.
+        """
         self._objects = objects
+        self._reuse_s = reuse_s
+        self._begun = Elapsed()
         self._stored: dict[int, str] = {}
         self._unused: set[str] = set()
         self._in_doubt = False
@@ -31,7 +40,7 @@ class Uploads:
         Returns:
             The key that holds it, and the bytes that were written.
         """
-        if checksum in self._stored:
+        if checksum in self._stored and self._begun.seconds() < self._reuse_s:
             return self._stored[checksum], 0
         body = encode_value_object(value)
         store_once(self._objects, key, body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from compactor.findings import REBUILD, RESTORE, Checked, Finding, Problem
@@ -256,21 +256,3 @@ class _ObjectCheck:
 
     def _is_old(self, info: ObjectInfo) -> bool:
         return info.modified < self._found.date - self._settings.long_grace_s
-
-
-def unnamed_snapshots(
-    manifest: SnapshotManifest, beside: Iterable[ObjectInfo], before: float
-) -> Mapping[str, float]:
-    """The snapshot objects beside a manifest that it does not name, and that are old.
-
-    Args:
-        manifest: the thread's.
-        beside: the objects in its folder.
-        before: younger ones may belong to a job that is about to name them.
-
-    Returns:
-        Keys, each with the time when it was stored or retired.
-    """
-    named = set(manifest.object_keys)
-    since = {i.key: manifest.retired.get(i.key, i.modified) for i in beside if i.key not in named}
-    return {key: when for key, when in since.items() if when < before}

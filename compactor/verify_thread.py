@@ -10,9 +10,9 @@ from compactor.channels import ChannelTable
 from compactor.findings import RESTORE, Checked, Problem, ThreadLedger
 from compactor.fold import Folder
 from compactor.snapshots import parents_first
+from compactor.sweep import unnamed_snapshots
 from compactor.verify_folds import FoldCheck
 from compactor.verify_heads import HeadCheck
-from compactor.verify_objects import unnamed_snapshots
 from logstore.cli.places import Places
 from logstore.errors import CorruptObjectError, ReadError
 from logstore.objects.base import ObjectInfo
@@ -86,11 +86,13 @@ def _left_over(
         )
     except CorruptObjectError:
         return  # reading the head tells of it
-    for key in sorted(unnamed_snapshots(version.manifest, beside, before)):
+    retired, unknown = unnamed_snapshots(version.manifest, beside)
+    old = [key for key, since in {**retired, **unknown}.items() if since < before]
+    for key in sorted(old):
         ledger.fail(
             Problem.UNNAMED_OBJECT,
             "no snapshot manifest names it any more",
-            "none is needed: a `compactor run` of the next hours deletes it, one with --purge soon",
+            "none is needed: a `compactor run` of the next hour deletes it",
             key,
         )
 

@@ -175,6 +175,9 @@ class PartitionManifest:
     """Channels that the last job could not fold, and why."""
     changed: Mapping[str, str] = field(default_factory=dict)
     """Channels in which the last job met snapshots of another reducer, and which."""
+    swept: float = 0.0
+    """When its snapshot objects were last compared with the manifests that name them: seconds
+    since the epoch, the store's clock."""
     totals: Mapping[str, int] = field(default_factory=dict)
     """Sums over all jobs: bytes read and written, segments merged, snapshots made."""
 
@@ -205,6 +208,7 @@ class PartitionManifest:
                 "condemned": list(self.condemned),
                 "unfolded": dict(self.unfolded),
                 "changed": dict(self.changed),
+                "swept": self.swept,
                 "totals": dict(self.totals),
             }
         )
@@ -227,6 +231,7 @@ class PartitionManifest:
             condemned=tuple(doc["condemned"]),
             unfolded=doc["unfolded"],
             changed=doc.get("changed", {}),
+            swept=doc.get("swept", 0.0),
             totals=doc["totals"],
         )
 

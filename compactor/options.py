@@ -1,0 +1,73 @@
+"""Options that several of the compactor's commands take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compactor.config import Operation, load_operation
+from logstore.errors import InvalidOptionError
+
+Graph = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:ATTR", help="A compiled graph; its delta channels are folded."),
+]
+Config = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A TOML file with [channels.<name>] tables.")
+]
+Serde = Annotated[
+    str | None, typer.Option(metavar="MODULE:ATTR", help="The saver's serde, if not LangGraph's.")
+]
+Frequency = Annotated[
+    int | None,
+    typer.Option(
+        "--snapshot-frequency", metavar="K", min=1, help="K for all channels, not their own."
+    ),
+]
+Partitions = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Only these partitions, for example 0,3-5."),
+]
+Threads = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[THREAD]...", help="Only these threads.", show_default=False),
+]
+
+
+def parse_partitions(text: str | None) -> list[int] | None:
+    """The partitions of a list such as `0,3-5`.
+
+    Raises:
+        InvalidOptionError: it is none.
+    """
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise InvalidOptionError(
+                f"--partitions takes numbers and ranges, for example 0,3-5, not {text!r}"
+            )
+        found.update(range(first, last + 1))
+    return sorted(found)
+
+
+def operation_of(
+    graph: str | None, config: Path | None, serde: str | None, frequency: int | None
+) -> Operation:
+    """What the options and the configuration file name.
+
+    Raises:
+        InvalidOptionError: an option or the file has a mistake.
+        ReducerImportError: an import path does not resolve.
+    """
+    if frequency is not None and graph is None and config is None:
+        raise InvalidOptionError(
+            "--snapshot-frequency needs --graph or --config, which name the channels to fold"
+        )
+    return load_operation(graph=graph, config=config, serde=serde, frequency=frequency)
