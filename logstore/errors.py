@@ -9,6 +9,7 @@
     │   ├── InvalidOptionError
     │   ├── ThreadExistsError
     │   ├── DeletedCheckpointError
+    │   ├── QueryError              the SQL is wrong
     │   ├── ReducerImportError
     │   └── CheckpointModeReconfigurationError  restart the process to change mode or cadence
     ├── ObjectStoreError            the object store answered no, or not at all
@@ -26,6 +27,7 @@
     │   └── CheckpointModeMismatchError  convert the thread, or use delta mode
     ├── ReadError                   a read could not reach all that it needs
     │   ├── MissingDataError
+    │   ├── SnapshotExpiredError    what an analytics snapshot pins is gone: take a fresh one
     │   └── ParentCycleError
     ├── ConversionError             stop what writes the thread, and repeat the conversion
     └── WriteError
@@ -66,6 +68,10 @@ class ThreadExistsError(UsageError):
 
 class DeletedCheckpointError(UsageError):
     """A put or its writes name a checkpoint that this process has deleted or seen deleted."""
+
+
+class QueryError(UsageError):
+    """A query over a store's tables cannot be run."""
 
 
 class ReducerImportError(UsageError):
@@ -138,6 +144,10 @@ class ReadError(LogStoreError):
 
 class MissingDataError(ReadError):
     """A record that should exist cannot be found; answering without it would be wrong."""
+
+
+class SnapshotExpiredError(ReadError):
+    """An object that an analytics snapshot pins was deleted after its grace."""
 
 
 class ParentCycleError(ReadError):

@@ -138,6 +138,32 @@ class RunReader:
             for group in range(file.metadata.num_row_groups):
                 yield self._guard(run.key, partial(file.read_row_group, group, list(names)))
 
+    def group(self, run: RunEntry, group: int, names: Sequence[str]) -> pa.Table:
+        """Some columns of one row group, kept nowhere.
+
+        Raises:
+            StartAgain: the run is gone.
+            CorruptObjectError: it cannot be read.
+        """
+        return self._read_group(run, group, list(names))
+
+    def metadata(self, run: RunEntry) -> Any:
+        """A run's Parquet metadata.
+
+        Raises:
+            StartAgain: the run is gone.
+            CorruptObjectError: it cannot be read.
+        """
+        return self._open(run).metadata
+
+    def bounds(self, run: RunEntry, group: int) -> tuple[str, str] | None:
+        """The first and the last thread of a row group; None if its statistics do not tell."""
+        column = SCHEMA.get_field_index("thread_id")
+        statistics = self.metadata(run).row_group(group).column(column).statistics
+        if statistics is None or not statistics.has_min_max:
+            return None
+        return statistics.min, statistics.max
+
     def whole(self, run: RunEntry) -> pa.Table:
         """All columns of a run."""
         with self._file(run) as file:
@@ -161,13 +187,10 @@ class RunReader:
         return found
 
     def _groups(self, run: RunEntry, thread_id: str) -> list[int]:
-        metadata = self._open(run).metadata
-        column = SCHEMA.get_field_index("thread_id")
         groups = []
-        for group in range(metadata.num_row_groups):
-            statistics = metadata.row_group(group).column(column).statistics
-            bounded = statistics is not None and statistics.has_min_max
-            if not bounded or statistics.min <= thread_id <= statistics.max:
+        for group in range(self.metadata(run).num_row_groups):
+            bounds = self.bounds(run, group)
+            if bounds is None or bounds[0] <= thread_id <= bounds[1]:
                 groups.append(group)
         return groups
 

@@ -229,6 +229,24 @@ class ThreadView:
         ns, checkpoint_id = checkpoint.checkpoint_ns, checkpoint.checkpoint_id
         return self.scope is None or checkpoint_id >= self.scope.head_ids.get(ns, "")
 
+    def visible(self) -> Iterator[Record]:
+        """All that shows: the shown checkpoints, what was stored at them, and their values.
+
+        Whoever counts records counts these. What belongs to no shown checkpoint does not
+        show, nor does what lost a clash, was met before, or was taken back.
+        """
+        for ns in self.namespaces():
+            named: set[tuple[str, str]] = set()
+            for checkpoint_id in self.checkpoint_ids(ns):
+                checkpoint = self._checkpoints[ns][checkpoint_id]
+                yield checkpoint
+                yield from self.writes(ns, checkpoint_id)
+                yield from self.inline_values(ns, checkpoint_id).values()
+                yield from self.snapshots(ns, checkpoint_id).values()
+                named.update(self.versions(checkpoint).items())
+            blobs = (self.blob(ns, channel, version) for channel, version in named)
+            yield from (blob for blob in blobs if blob is not None)
+
     # -- values ------------------------------------------------------------------
 
     def stored_value(self, checkpoint: Record, channel: str) -> Record | None:

@@ -1,0 +1,185 @@
+"""A DuckDB connection with a snapshot's tables as views.
+
+DuckDB reads the runs itself, from the disk or through a registered file system, and joins the
+deletion vectors. It is not allowed to load an extension: none is needed, and none can be
+downloaded by a query.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from logstore.analytics.filesystem import RunFiles
+from logstore.analytics.pin import PinnedPartition
+from logstore.analytics.tables import PARTITION, READ, RECORDS, STORED
+from logstore.errors import QueryError, UsageError
+
+if TYPE_CHECKING:
+    import duckdb
+
+MEMORY_LIMIT = "256MB"
+"""DuckDB's own; above it, it spills to disk. Arrow and Python need the rest of 512 MB."""
+
+_BATCH_ROWS = 8192
+_THREADS = """
+CREATE VIEW threads AS
+SELECT partition, thread_id, count(DISTINCT checkpoint_ns) AS namespaces,
+       count(*) AS checkpoints, min(ts) AS first_ts, max(ts) AS last_ts,
+       max_by(checkpoint_id, (checkpoint_ns = '', checkpoint_id)) AS head,
+       max_by(step, (checkpoint_ns = '', checkpoint_id)) AS step
+FROM checkpoints GROUP BY partition, thread_id
+"""
+"""The head is the root graph's; a thread that has none shows its newest checkpoint."""
+
+
+class Streams(Protocol):
+    """A table that gives a new stream of its rows each time it is scanned."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The Arrow PyCapsule interface."""
+
+
+def connect(
+    partitions: Sequence[PinnedPartition],
+    files: RunFiles,
+    read: Mapping[str, Streams],
+    spool: Path,
+) -> duckdb.DuckDBPyConnection:
+    """Open a connection with a view for each table.
+
+    Args:
+        partitions: the pinned partitions.
+        files: where their runs are.
+        read: the tables that are made by reading threads.
+        spool: a directory for what does not fit into memory.
+
+    Raises:
+        UsageError: DuckDB is not installed.
+    """
+    try:
+        import duckdb
+    except ImportError as error:
+        raise UsageError(
+            'SQL needs DuckDB: pip install "langgraph-checkpoint-logstore[analytics]"'
+        ) from error
+    connection = duckdb.connect(
+        config={
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "memory_limit": MEMORY_LIMIT,
+            "temp_directory": str(spool / "duckdb"),
+            "preserve_insertion_order": "false",
+        }
+    )
+    connection.execute("SET TimeZone = 'UTC'")
+    if files.filesystem is not None:
+        connection.register_filesystem(files.filesystem)
+    connection.execute(f"CREATE VIEW records AS {_records(connection, partitions, files)}")
+    for name, (kind, schema) in STORED.items():
+        columns = ", ".join(schema.names)
+        connection.execute(
+            f"CREATE VIEW {name} AS SELECT {columns} FROM records WHERE kind = '{kind}'"
+        )
+    connection.execute(_THREADS)
+    for name in READ:
+        connection.register(f"{name}_stream", read[name])
+        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {name}_stream")
+    return connection
+
+
+def stream_query(
+    connection: duckdb.DuckDBPyConnection, query: str, explain: Callable[[], None]
+) -> pa.RecordBatchReader:
+    """Run a query and stream its result.
+
+    Args:
+        connection: is closed at the end of the stream.
+        query: one statement of SQL.
+        explain: raises what is behind an error, if that is not the query.
+
+    Raises:
+        QueryError: the query is wrong.
+    """
+    import duckdb
+
+    @contextmanager
+    def explained() -> Iterator[None]:
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            explain()
+            raise QueryError(f"DuckDB cannot run the query: {error}") from error
+
+    with explained():
+        relation = connection.sql(query)
+        if relation is None:
+            raise QueryError("the statement gives no rows; a query that does begins with SELECT")
+        reader = relation.to_arrow_reader(_BATCH_ROWS)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with explained():
+            yield from reader
+        connection.close()
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
+def _records(connection: Any, partitions: Sequence[PinnedPartition], files: RunFiles) -> str:
+    """A query for all visible records."""
+    clean: list[str] = []
+    dirty: list[str] = []
+    for partition in partitions:
+        with_hidden = {source for source, _ in partition.hidden_in_runs}
+        for number, run in enumerate(partition.manifest.runs):
+            (dirty if number in with_hidden else clean).append(files.url(run.key))
+    columns = ", ".join(RECORDS.names)
+    connection.register("tail_records", _tails(partitions))
+    branches = [f"SELECT {columns} FROM tail_records"]
+    if clean:
+        branches.append(f"SELECT {columns} FROM {_parquet(clean)}")
+    if dirty:
+        connection.register("hidden_rows", _hidden_rows(partitions, files))
+        rows = _parquet(dirty, "file_row_number = true, filename = 'file'")
+        branches.append(
+            f"SELECT {columns} FROM {rows} AS run ANTI JOIN hidden_rows AS hidden "
+            "ON run.file = hidden.file AND run.file_row_number = hidden.row"
+        )
+    return " UNION ALL ".join(branches)
+
+
+def _parquet(paths: Sequence[str], more: str = "") -> str:
+    quoted = ", ".join("'" + _literal(path) + "'" for path in paths)
+    options = "hive_partitioning = true, hive_types = {'partition': INTEGER}"
+    return f"read_parquet([{quoted}], {options}{', ' if more else ''}{more})"
+
+
+def _literal(path: str) -> str:
+    """A path of which nothing is a pattern or ends the string."""
+    return re.sub(r"([*?\[])", r"[\1]", path).replace("'", "''")
+
+
+def _tails(partitions: Sequence[PinnedPartition]) -> pa.Table:
+    tails = [RECORDS.empty_table()]
+    for partition in partitions:
+        rows = partition.visible_tail
+        number = pa.repeat(pa.scalar(partition.number, pa.int32()), rows.num_rows)
+        tails.append(rows.add_column(0, PARTITION, number))
+    return pa.concat_tables(tails)
+
+
+def _hidden_rows(partitions: Sequence[PinnedPartition], files: RunFiles) -> pa.Table:
+    """The deletion vectors, with rows counted within the file."""
+    names: list[str] = []
+    places: list[int] = []
+    for partition in partitions:
+        for (source, group), rows in partition.hidden_in_runs.items():
+            first = partition.sources[source].position(group)
+            places.extend(first + row for row in rows.to_pylist())
+            names.extend([files.url(partition.manifest.runs[source].key)] * len(rows))
+    return pa.table({"file": pa.array(names, pa.string()), "row": pa.array(places, pa.int64())})

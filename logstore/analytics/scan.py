@@ -1,0 +1,109 @@
+"""Scanning records as they are stored, with what does not show left out.
+
+Row groups of which every row shows are left to Arrow, which reads the columns asked for and
+skips row groups by their statistics. From the others the rows of the deletion vector are
+taken out after reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from logstore.analytics.filesystem import RunFiles
+from logstore.analytics.pin import PinnedPartition, expiring
+from logstore.analytics.tables import PARTITION, RECORDS
+from logstore.records import SCHEMA
+
+BATCH_ROWS = 8192
+_FORMAT = ds.ParquetFileFormat()
+
+
+class RecordScan:
+    """The visible records of one partition."""
+
+    def __init__(self, partition: PinnedPartition, files: RunFiles) -> None:
+        """Scan a pinned partition."""
+        self._partition = partition
+        self._files = files
+        self._is_here = pc.field(PARTITION.name) == pc.scalar(
+            pa.scalar(partition.number, pa.int32())
+        )
+
+    def fragments(self) -> list[ds.ParquetFileFragment]:
+        """The row groups of which every row shows, a fragment a run."""
+        whole: list[ds.ParquetFileFragment] = []
+        for number, run in enumerate(self._partition.manifest.runs):
+            dirty = {group for source, group in self._partition.hidden if source == number}
+            groups = None
+            if dirty:
+                count = self._partition.sources[number].groups
+                groups = [group for group in range(count) if group not in dirty]
+            if groups != []:
+                fragment = _FORMAT.make_fragment(
+                    self._files.path(run.key), self._files.arrow, self._is_here, groups
+                )
+                whole.append(fragment)
+        return whole
+
+    def rest(
+        self, columns: Sequence[str], filter: pc.Expression | None = None
+    ) -> Iterator[pa.Table]:
+        """The tail, and what shows of the other row groups."""
+        # A filter may be on columns that were not asked for.
+        names = [n for n in SCHEMA.names if n != "value" or n in columns or filter is not None]
+        for (source, group), hidden in self._partition.hidden_in_runs.items():
+            table = self._partition.sources[source].read(group, names)
+            yield _chosen(self._here(_without(table, hidden)), columns, filter)
+        tail = self._partition.visible_tail
+        for start in range(0, tail.num_rows, BATCH_ROWS):
+            yield _chosen(self._here(tail.slice(start, BATCH_ROWS)), columns, filter)
+
+    def _here(self, table: pa.Table) -> pa.Table:
+        number = pa.scalar(self._partition.number, pa.int32())
+        return table.add_column(0, PARTITION, pa.repeat(number, table.num_rows))
+
+    def batches(
+        self, columns: Sequence[str], filter: pc.Expression | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Visible records, in no particular order.
+
+        Raises:
+            SnapshotExpiredError: a run is gone.
+        """
+        with expiring(self._partition.store.uri):
+            if filter is not None and not self._may_match(filter):
+                return
+            for fragment in self.fragments():
+                scanner = ds.Scanner.from_fragment(
+                    fragment,
+                    schema=RECORDS,
+                    columns=list(columns),
+                    filter=filter,
+                    batch_size=BATCH_ROWS,
+                    batch_readahead=2,
+                    fragment_readahead=1,
+                )
+                yield from scanner.to_batches()
+            for table in self.rest(columns, filter):
+                yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+    def _may_match(self, filter: pc.Expression) -> bool:
+        """Whether anything in this partition can match a filter."""
+        files = self._files.arrow
+        probe = ds.FileSystemDataset(
+            [_FORMAT.make_fragment("none", files, self._is_here)], RECORDS, _FORMAT, files
+        )
+        return any(True for _ in probe.get_fragments(filter))
+
+
+def _chosen(table: pa.Table, columns: Sequence[str], filter: pc.Expression | None) -> pa.Table:
+    return (table if filter is None else table.filter(filter)).select(list(columns))
+
+
+def _without(table: pa.Table, hidden: pa.Array) -> pa.Table:
+    rows = pa.array(range(table.num_rows), pa.int64())
+    return table.filter(pc.invert(pc.is_in(rows, hidden)))

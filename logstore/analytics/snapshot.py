@@ -1,0 +1,319 @@
+"""A consistent look at a whole store, for questions rather than for agents."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from logstore.analytics.decoded import Row, decoded_rows, message_rows, tool_call_rows
+from logstore.analytics.duck import connect, stream_query
+from logstore.analytics.filesystem import RunFiles
+from logstore.analytics.pin import PinnedPartition, expired, expiring, pin
+from logstore.analytics.scan import RecordScan
+from logstore.analytics.streams import SpooledTable, batches_of
+from logstore.analytics.tables import READ, RECORDS, STORED, schema_of
+from logstore.encode import Target
+from logstore.errors import InvalidOptionError, MissingDataError, ObjectNotFoundError
+from logstore.keys import partition_of
+from logstore.reader import ThreadRead
+from logstore.store import LogStore, StoreOptions
+
+if TYPE_CHECKING:
+    import duckdb
+
+_CACHE_BYTES = 96 << 20
+_MAKERS: Mapping[str, Callable[..., Iterator[Row]]] = {
+    "messages": message_rows,
+    "tool_calls": tool_call_rows,
+    "decoded": decoded_rows,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the tables of messages are made."""
+
+    history: bool = False
+    """Every message that ever stood in the channel; else those as of the head."""
+    branches: Literal["head", "all"] = "head"
+    """The head's branch, or every branch of a thread with forks."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no choice."""
+        if self.branches not in ("head", "all"):
+            raise InvalidOptionError(f'branches is "head" or "all", not {self.branches!r}')
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        return f"{'history' if self.history else 'head'}-{self.branches}"
+
+
+class StoreSnapshot:
+    """What a store held when it was opened: one manifest version a partition, and its tail.
+
+    It does not change, whatever writers and compactors do. Compaction may delete the runs that
+    it pins, after the store's long grace; what then needs one of them raises
+    `SnapshotExpiredError`, and `refresh` gives a snapshot of the present.
+
+    The tail of one partition at a time must fit into memory; everything else is streamed. What
+    is needed again is kept in a directory for temporary files until `close`.
+    """
+
+    def __init__(self, uri: str, **backend: Any) -> None:
+        """Pin every partition of the store at a URI; `backend` is for `LogStore.open`.
+
+        Raises:
+            MissingDataError: there is no store, or a part of it was lost.
+            CorruptObjectError: a manifest or a segment cannot be read.
+        """
+        self._backend = backend
+        self._store = LogStore.open(uri, StoreOptions(cache_bytes=_CACHE_BYTES), **backend)
+        self._spool = Path(tempfile.mkdtemp(prefix="logstore-analytics-"))
+        self._finalizer = weakref.finalize(self, shutil.rmtree, self._spool, ignore_errors=True)
+        self._spooled: dict[tuple[str, Reading], SpooledTable] = {}
+        try:
+            settings = self._store.settings()
+            if settings is None:
+                raise MissingDataError(
+                    f"there is no store at {self._store.uri}: it has no store.json. Check the URI"
+                )
+            self.partitions = tuple(
+                pin(self._store, number, self._spool) for number in range(settings.partitions)
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def uri(self) -> str:
+        """Where the store is."""
+        return self._store.uri
+
+    def close(self) -> None:
+        """Let go of connections and temporary files. Repeating it does nothing."""
+        self._store.close()
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def refresh(self) -> StoreSnapshot:
+        """A snapshot of the present, beside this one."""
+        return StoreSnapshot(self.uri, **self._backend)
+
+    def check(self) -> None:
+        """Make sure that all that is pinned is still there.
+
+        Raises:
+            SnapshotExpiredError: a run is gone.
+        """
+        for key in self._runs:
+            try:
+                self._store.objects.get_range(key, 0, 1)
+            except ObjectNotFoundError as error:
+                raise expired(self.uri, str(error)) from error
+
+    # -- Arrow ---------------------------------------------------------------------------
+
+    def scan(
+        self,
+        name: str,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        *,
+        thread_id: str | None = None,
+        reading: Reading | None = None,
+        on_partition: Callable[[int], None] | None = None,
+    ) -> pa.RecordBatchReader:
+        """A table as a stream of record batches.
+
+        Of stored records only the columns asked for are read, and no row group whose statistics
+        exclude the filter. Tables that are made by reading threads decode every thread, unless
+        one is named.
+
+        Args:
+            name: the table, see `logstore.analytics.tables.SCHEMAS`.
+            columns: which columns, in which order; None for all.
+            filter: which rows.
+            thread_id: only this thread, which is much cheaper than a filter on it.
+            reading: for messages and tool calls, which of them.
+            on_partition: is told each partition that is done.
+
+        Raises:
+            InvalidOptionError: there is no such table or column.
+            SnapshotExpiredError: while reading: a run is gone.
+        """
+        schema = schema_of(name)
+        unknown = [column for column in columns or () if column not in schema.names]
+        if unknown:
+            raise InvalidOptionError(
+                f"table {name} has no column {', '.join(map(repr, unknown))}; "
+                f"it has {', '.join(schema.names)}"
+            )
+        chosen = schema if columns is None else pa.schema([schema.field(c) for c in columns])
+        batches = self._batches(name, chosen.names, filter, thread_id, reading, on_partition)
+        return pa.RecordBatchReader.from_batches(chosen, batches)
+
+    def _batches(
+        self,
+        name: str,
+        columns: Sequence[str],
+        filter: pc.Expression | None,
+        thread_id: str | None,
+        reading: Reading | None,
+        on_partition: Callable[[int], None] | None,
+    ) -> Iterator[pa.RecordBatch]:
+        partitions = self.partitions
+        if thread_id is not None:
+            thread_id = Target.check_thread_id(thread_id)
+            partitions = (partitions[partition_of(thread_id, len(partitions))],)
+            if name not in READ:
+                mine = pc.field("thread_id") == thread_id
+                filter = mine if filter is None else filter & mine
+        if name == "threads":
+            yield from self._threads(columns, filter)
+            return
+        for partition in partitions:
+            if name in STORED:
+                of_kind = pc.field("kind") == STORED[name][0].value
+                wanted = of_kind if filter is None else of_kind & filter
+                yield from RecordScan(partition, self._files).batches(columns, wanted)
+            else:
+                made = self._made(name, partition, thread_id, reading or Reading())
+                for batch in batches_of(made, READ[name]):
+                    table = pa.Table.from_batches([batch])
+                    table = table if filter is None else table.filter(filter)
+                    yield from table.select(list(columns)).to_batches()
+            if on_partition is not None:
+                on_partition(partition.number)
+
+    def _threads(
+        self, columns: Sequence[str], filter: pc.Expression | None
+    ) -> Iterator[pa.RecordBatch]:
+        table = self.sql("SELECT * FROM threads").read_all().cast(schema_of("threads"))
+        table = table if filter is None else table.filter(filter)
+        yield from table.select(list(columns)).to_batches()
+
+    def _made(
+        self, name: str, partition: PinnedPartition, thread_id: str | None, reading: Reading
+    ) -> Iterator[Row]:
+        reads = partition.reads() if thread_id is None else iter([partition.read(thread_id)])
+        with expiring(self.uri):
+            for read in reads:
+                yield from self._rows_of(name, partition.number, read, reading)
+
+    def _rows_of(
+        self, name: str, partition: int, read: ThreadRead, reading: Reading
+    ) -> Iterator[Row]:
+        decoder = self._store.reader.decoder(read)
+        every = reading.branches == "all"
+        for row in _MAKERS[name](read, decoder, history=reading.history, every_branch=every):
+            row["partition"] = partition
+            yield row
+
+    def dataset(self, name: str) -> ds.Dataset:
+        """A table of stored records as a `pyarrow.dataset.Dataset`, for engines that take one.
+
+        Runs are read in place. The tail, and row groups in which something does not show, are
+        copied into temporary files first.
+
+        Raises:
+            InvalidOptionError: the table is not one of stored records; `scan` has the others.
+            SnapshotExpiredError: a run is gone.
+        """
+        if name not in STORED:
+            raise InvalidOptionError(
+                f"a dataset is one of {', '.join(STORED)}, not {name!r}; use scan({name!r})"
+            )
+        kind, schema = STORED[name]
+        with expiring(self.uri):
+            whole = [f for scan in self._scans for f in scan.fragments()]
+        runs = ds.FileSystemDataset(whole, schema, ds.ParquetFileFormat(), self._files.arrow)
+        rest = ds.dataset(self._rest, schema=schema, format="parquet")
+        return ds.UnionDataset(schema, [runs, rest]).filter(pc.field("kind") == kind.value)
+
+    @cached_property
+    def _rest(self) -> str:
+        """A file with the visible records that are not in whole row groups of runs."""
+        path = self._spool / "rest.parquet"
+        with expiring(self.uri), pq.ParquetWriter(path, RECORDS, compression="zstd") as writer:
+            for scan in self._scans:
+                for table in scan.rest(RECORDS.names):
+                    writer.write_table(table)
+        return str(path)
+
+    # -- SQL -----------------------------------------------------------------------------
+
+    def duckdb(self, reading: Reading | None = None) -> duckdb.DuckDBPyConnection:
+        """A new DuckDB connection with a view for each table.
+
+        If a run is deleted while it is open, queries on it fail with DuckDB's error; `sql`
+        turns that into ours.
+
+        Args:
+            reading: which messages and tool calls the views show.
+
+        Raises:
+            UsageError: DuckDB is not installed.
+            SnapshotExpiredError: a run is gone.
+        """
+        wanted = reading or Reading()
+        read = {name: self._spooled_table(name, wanted) for name in READ}
+        return connect(self.partitions, self._files, read, self._spool)
+
+    def sql(self, query: str, *, reading: Reading | None = None) -> pa.RecordBatchReader:
+        """The result of a query over the views, as a stream of record batches.
+
+        Raises:
+            QueryError: the query is wrong.
+            SnapshotExpiredError: a run is gone.
+        """
+        return stream_query(self.duckdb(reading), query, self._explain)
+
+    def _explain(self) -> None:
+        """Raise what is behind an error of DuckDB, if it is known.
+
+        Raises:
+            LogStoreError: threads could not be read, or a run is gone.
+        """
+        for table in self._spooled.values():
+            if table.failure is not None:
+                raise table.failure
+        self.check()
+
+    def _spooled_table(self, name: str, reading: Reading) -> SpooledTable:
+        key = (name, reading)
+        if key not in self._spooled:
+            make = partial(self._batches, name, READ[name].names, None, None, reading, None)
+            path = self._spool / f"{name}-{reading.name}.parquet"
+            self._spooled[key] = SpooledTable(READ[name], make, path)
+        return self._spooled[key]
+
+    # -- parts ---------------------------------------------------------------------------
+
+    @cached_property
+    def _runs(self) -> dict[str, Any]:
+        return {key: run for partition in self.partitions for key, run in partition.runs.items()}
+
+    @cached_property
+    def _files(self) -> RunFiles:
+        return RunFiles(self._store.objects, self._runs)
+
+    @cached_property
+    def _scans(self) -> tuple[RecordScan, ...]:
+        return tuple(RecordScan(partition, self._files) for partition in self.partitions)
