@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from logstore.analytics.filesystem import RunFiles
+from logstore.analytics.files import RunFiles
 from logstore.analytics.pin import PinnedPartition
 from logstore.analytics.tables import PARTITION, READ, RECORDS, STORED
 from logstore.errors import QueryError, UsageError
@@ -62,13 +62,7 @@ def connect(
     Raises:
         UsageError: DuckDB is not installed.
     """
-    try:
-        import duckdb
-    except ImportError as error:
-        raise UsageError(
-            'SQL needs DuckDB: pip install "langgraph-checkpoint-logstore[analytics]"'
-        ) from error
-    connection = duckdb.connect(
+    connection = _duckdb().connect(
         config={
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
@@ -77,6 +71,30 @@ def connect(
             "preserve_insertion_order": "false",
         }
     )
+    try:
+        _create_views(connection, partitions, files, read)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise UsageError(
+            'SQL needs DuckDB: pip install "langgraph-checkpoint-logstore[analytics]"'
+        ) from error
+    return duckdb
+
+
+def _create_views(
+    connection: duckdb.DuckDBPyConnection,
+    partitions: Sequence[PinnedPartition],
+    files: RunFiles,
+    read: Mapping[str, Streams],
+) -> None:
     connection.execute("SET TimeZone = 'UTC'")
     if files.filesystem is not None:
         connection.register_filesystem(files.filesystem)
@@ -90,7 +108,23 @@ def connect(
     for name in READ:
         connection.register(f"{name}_stream", read[name])
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {name}_stream")
-    return connection
+
+
+@contextmanager
+def explaining(explain: Callable[[], None]) -> Iterator[None]:
+    """Turn an error of DuckDB into what is behind it.
+
+    Args:
+        explain: raises what is behind an error, if that is not the query.
+
+    Raises:
+        QueryError: the query is wrong.
+    """
+    try:
+        yield
+    except (_duckdb().Error, pa.ArrowException, OSError) as error:
+        explain()
+        raise QueryError(f"DuckDB cannot run the query: {error}") from error
 
 
 def stream_query(
@@ -106,24 +140,14 @@ def stream_query(
     Raises:
         QueryError: the query is wrong.
     """
-    import duckdb
-
-    @contextmanager
-    def explained() -> Iterator[None]:
-        try:
-            yield
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
-            explain()
-            raise QueryError(f"DuckDB cannot run the query: {error}") from error
-
-    with explained():
+    with explaining(explain):
         relation = connection.sql(query)
         if relation is None:
             raise QueryError("the statement gives no rows; a query that does begins with SELECT")
         reader = relation.to_arrow_reader(_BATCH_ROWS)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with explained():
+        with explaining(explain):
             yield from reader
         connection.close()
 

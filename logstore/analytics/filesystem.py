@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-import pyarrow.fs as pafs
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
 
-PROTOCOL = "logstore"
-
 
 class RunFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no types
     """The pinned runs of a store, read through the store's own client and credentials."""
 
-    protocol = PROTOCOL
+    protocol = "logstore"
     cachable = False
 
     def __init__(self, objects: ObjectStore, runs: dict[str, RunEntry]) -> None:
@@ -59,30 +54,3 @@ class RunFile(AbstractBufferedFile):  # type: ignore[misc] # fsspec has no types
     def _fetch_range(self, start: int, end: int) -> bytes:
         data: bytes = self.fs.objects.get_range(self.path, start, end - start)
         return data
-
-
-class RunFiles:
-    """Where engines find the runs: on the disk where a store is a directory, else through it."""
-
-    def __init__(self, objects: ObjectStore, runs: dict[str, RunEntry]) -> None:
-        """Serve these runs, by key."""
-        self._local = objects.scheme == "file"
-        root = Path(unquote(urlsplit(objects.uri).path)) if self._local else None
-        self._root = f"{root}/" if root else ""
-        self.filesystem = None if self._local else RunFileSystem(objects, runs)
-        """To be registered with an engine; None if the runs are plain files."""
-
-    @property
-    def arrow(self) -> pafs.FileSystem:
-        """The file system for Arrow."""
-        if self.filesystem is None:
-            return pafs.LocalFileSystem()
-        return pafs.PyFileSystem(pafs.FSSpecHandler(self.filesystem))
-
-    def path(self, key: str) -> str:
-        """A run's path in it."""
-        return f"{self._root}{key}"
-
-    def url(self, key: str) -> str:
-        """A run's path for an engine with which the file system was registered."""
-        return self.path(key) if self._local else f"{PROTOCOL}://{key}"

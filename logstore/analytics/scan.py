@@ -7,13 +7,13 @@ taken out after reading.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from logstore.analytics.filesystem import RunFiles
+from logstore.analytics.files import RunFiles
 from logstore.analytics.pin import PinnedPartition, expiring
 from logstore.analytics.tables import PARTITION, RECORDS
 from logstore.records import SCHEMA
@@ -67,15 +67,23 @@ class RecordScan:
         return table.add_column(0, PARTITION, pa.repeat(number, table.num_rows))
 
     def batches(
-        self, columns: Sequence[str], filter: pc.Expression | None
+        self,
+        columns: Sequence[str],
+        filter: pc.Expression,
+        on_records: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
         """Visible records, in no particular order.
+
+        Args:
+            columns: which columns.
+            filter: which records.
+            on_records: is told how many more records were looked at.
 
         Raises:
             SnapshotExpiredError: a run is gone.
         """
         with expiring(self._partition.store.uri):
-            if filter is not None and not self._may_match(filter):
+            if not self._may_match(filter):
                 return
             for fragment in self.fragments():
                 scanner = ds.Scanner.from_fragment(
@@ -88,8 +96,10 @@ class RecordScan:
                     fragment_readahead=1,
                 )
                 yield from scanner.to_batches()
+                on_records(fragment.count_rows())
             for table in self.rest(columns, filter):
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
+            on_records(self._partition.tail.num_rows)
 
     def _may_match(self, filter: pc.Expression) -> bool:
         """Whether anything in this partition can match a filter."""

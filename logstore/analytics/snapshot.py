@@ -17,8 +17,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from logstore.analytics.decoded import Row, decoded_rows, message_rows, tool_call_rows
-from logstore.analytics.duck import connect, stream_query
-from logstore.analytics.filesystem import RunFiles
+from logstore.analytics.duck import connect, explaining, stream_query
+from logstore.analytics.files import RunFiles
 from logstore.analytics.pin import PinnedPartition, expired, expiring, pin
 from logstore.analytics.scan import RecordScan
 from logstore.analytics.streams import SpooledTable, batches_of
@@ -26,6 +26,7 @@ from logstore.analytics.tables import READ, RECORDS, STORED, schema_of
 from logstore.encode import Target
 from logstore.errors import InvalidOptionError, MissingDataError, ObjectNotFoundError
 from logstore.keys import partition_of
+from logstore.manifest import RunEntry
 from logstore.reader import ThreadRead
 from logstore.store import LogStore, StoreOptions
 
@@ -58,6 +59,10 @@ class Reading:
     def name(self) -> str:
         """A name for files."""
         return f"{'history' if self.history else 'head'}-{self.branches}"
+
+
+def _ignore(_: int) -> None:
+    """Tell nobody."""
 
 
 class StoreSnapshot:
@@ -128,6 +133,12 @@ class StoreSnapshot:
             except ObjectNotFoundError as error:
                 raise expired(self.uri, str(error)) from error
 
+    @property
+    def records(self) -> int:
+        """How many records are pinned, those that do not show included."""
+        runs = sum(run.rows for run in self._runs.values())
+        return runs + sum(partition.tail.num_rows for partition in self.partitions)
+
     # -- Arrow ---------------------------------------------------------------------------
 
     def scan(
@@ -138,7 +149,7 @@ class StoreSnapshot:
         *,
         thread_id: str | None = None,
         reading: Reading | None = None,
-        on_partition: Callable[[int], None] | None = None,
+        on_records: Callable[[int], None] = _ignore,
     ) -> pa.RecordBatchReader:
         """A table as a stream of record batches.
 
@@ -152,7 +163,7 @@ class StoreSnapshot:
             filter: which rows.
             thread_id: only this thread, which is much cheaper than a filter on it.
             reading: for messages and tool calls, which of them.
-            on_partition: is told each partition that is done.
+            on_records: is told, now and then, how many more records were read of `records`.
 
         Raises:
             InvalidOptionError: there is no such table or column.
@@ -166,7 +177,7 @@ class StoreSnapshot:
                 f"it has {', '.join(schema.names)}"
             )
         chosen = schema if columns is None else pa.schema([schema.field(c) for c in columns])
-        batches = self._batches(name, chosen.names, filter, thread_id, reading, on_partition)
+        batches = self._batches(name, chosen.names, filter, thread_id, reading, on_records)
         return pa.RecordBatchReader.from_batches(chosen, batches)
 
     def _batches(
@@ -176,7 +187,7 @@ class StoreSnapshot:
         filter: pc.Expression | None,
         thread_id: str | None,
         reading: Reading | None,
-        on_partition: Callable[[int], None] | None,
+        on_records: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
         partitions = self.partitions
         if thread_id is not None:
@@ -192,15 +203,14 @@ class StoreSnapshot:
             if name in STORED:
                 of_kind = pc.field("kind") == STORED[name][0].value
                 wanted = of_kind if filter is None else of_kind & filter
-                yield from RecordScan(partition, self._files).batches(columns, wanted)
+                scan = RecordScan(partition, self._files)
+                yield from scan.batches(columns, wanted, on_records)
             else:
-                made = self._made(name, partition, thread_id, reading or Reading())
+                made = self._made(name, partition, thread_id, reading or Reading(), on_records)
                 for batch in batches_of(made, READ[name]):
                     table = pa.Table.from_batches([batch])
                     table = table if filter is None else table.filter(filter)
                     yield from table.select(list(columns)).to_batches()
-            if on_partition is not None:
-                on_partition(partition.number)
 
     def _threads(
         self, columns: Sequence[str], filter: pc.Expression | None
@@ -210,12 +220,18 @@ class StoreSnapshot:
         yield from table.select(list(columns)).to_batches()
 
     def _made(
-        self, name: str, partition: PinnedPartition, thread_id: str | None, reading: Reading
+        self,
+        name: str,
+        partition: PinnedPartition,
+        thread_id: str | None,
+        reading: Reading,
+        on_records: Callable[[int], None],
     ) -> Iterator[Row]:
         reads = partition.reads() if thread_id is None else iter([partition.read(thread_id)])
         with expiring(self.uri):
             for read in reads:
                 yield from self._rows_of(name, partition.number, read, reading)
+                on_records(len(read.view.records))
 
     def _rows_of(
         self, name: str, partition: int, read: ThreadRead, reading: Reading
@@ -274,7 +290,8 @@ class StoreSnapshot:
         """
         wanted = reading or Reading()
         read = {name: self._spooled_table(name, wanted) for name in READ}
-        return connect(self.partitions, self._files, read, self._spool)
+        with explaining(self.check):
+            return connect(self.partitions, self._files, read, self._spool)
 
     def sql(self, query: str, *, reading: Reading | None = None) -> pa.RecordBatchReader:
         """The result of a query over the views, as a stream of record batches.
@@ -299,7 +316,7 @@ class StoreSnapshot:
     def _spooled_table(self, name: str, reading: Reading) -> SpooledTable:
         key = (name, reading)
         if key not in self._spooled:
-            make = partial(self._batches, name, READ[name].names, None, None, reading, None)
+            make = partial(self._batches, name, READ[name].names, None, None, reading, _ignore)
             path = self._spool / f"{name}-{reading.name}.parquet"
             self._spooled[key] = SpooledTable(READ[name], make, path)
         return self._spooled[key]
@@ -307,7 +324,7 @@ class StoreSnapshot:
     # -- parts ---------------------------------------------------------------------------
 
     @cached_property
-    def _runs(self) -> dict[str, Any]:
+    def _runs(self) -> dict[str, RunEntry]:
         return {key: run for partition in self.partitions for key, run in partition.runs.items()}
 
     @cached_property
