@@ -137,7 +137,8 @@ class StoreSnapshot:
     def records(self) -> int:
         """How many records are pinned, those that do not show included."""
         runs = sum(run.rows for run in self._runs.values())
-        return runs + sum(partition.tail.num_rows for partition in self.partitions)
+        tails: int = sum(partition.tail.num_rows for partition in self.partitions)
+        return runs + tails
 
     # -- Arrow ---------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The command `logstore`: look into a store, create one, fill one."""
+"""The command `logstore`: look into a store, ask it questions, create one, fill one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from logstore.cli.advise import advise
 from logstore.cli.common import Commands, run_app
 from logstore.cli.convert import convert
 from logstore.cli.doctor import doctor
+from logstore.cli.export import export
 from logstore.cli.history import history
 from logstore.cli.ingest import ingest
+from logstore.cli.messages import messages
 from logstore.cli.show import show
+from logstore.cli.sql import sql
 from logstore.cli.stores import init, stats
+from logstore.cli.tail import tail
 from logstore.cli.threads import threads
 
 app = typer.Typer(
@@ -30,7 +34,10 @@ app = typer.Typer(
     130 interrupted.
     """,
 )
-for command in (init, threads, history, show, stats, ingest, doctor, advise, convert):
+for command in (
+    *(init, threads, history, show, stats, ingest, doctor, advise, convert),
+    *(sql, messages, tail, export),
+):
     app.command()(command)
 
 

@@ -44,7 +44,7 @@ def existing_store(uri: str) -> Iterator[LogStore]:
         CommandError: there is none.
     """
     refuse_memory(uri)
-    _require_directory(uri)
+    require_directory(uri)
     store = LogStore.open(uri)
     try:
         if store.settings() is None:
@@ -67,8 +67,12 @@ def refuse_memory(uri: str) -> None:
         )
 
 
-def _require_directory(uri: str) -> None:
-    """Opening a directory creates it; a command that only looks must not."""
+def require_directory(uri: str) -> None:
+    """Make sure that a directory exists: opening one creates it, and looking must not.
+
+    Raises:
+        CommandError: it does not exist.
+    """
     prefix, slashes, path = uri.partition(":///")
     if prefix == "file" and slashes and not Path(unquote(f"/{path}")).exists():
         raise _no_store(uri)

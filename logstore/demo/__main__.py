@@ -35,7 +35,6 @@ from logstore.demo.graph import COMPACTED_FREQUENCY, INLINE_FREQUENCY
 from logstore.demo.ingest import DEFAULT_WORKERS, IngestReport
 from logstore.demo.verify import WatchedSaver
 from logstore.objects import open_object_store
-from logstore.store import LogStore
 
 GRAPH = "logstore.demo.graph:graph"
 _MARK = "DEMO_STORE"
@@ -77,10 +76,10 @@ def demo(
     notes.print("3. a fresh process reads every thread back", markup=False)
     with notes.status("reading back"):
         read = _run_json("logstore.demo.verify", uri, str(input), allowed=(0, 1))
-    records = _count(uri)
+    records = count_records(uri)
     if store is None and records.get("checkpoint") != written.report.supersteps:
         read["differences"].append(
-            f"{written.report.supersteps} supersteps were run, and the runs hold "
+            f"{written.report.supersteps} supersteps were run, and the store shows "
             f"{records.get('checkpoint')} checkpoints"
         )
     _report(uri, written, compacted, read, records)
@@ -132,14 +131,6 @@ def _run_json(module: str, *arguments: str, allowed: tuple[int, ...] = (0,)) -> 
         text = done.stderr.strip() or "it said nothing"
         raise CommandError(f"{' '.join(command)} ended with exit code {done.returncode}: {text}")
     return json.loads(done.stdout)
-
-
-def _count(uri: str) -> dict[str, int]:
-    store = LogStore.open(uri)
-    try:
-        return count_records(store)
-    finally:
-        store.close()
 
 
 def _report(uri: str, written: Written, compacted: Any, read: Any, records: dict[str, int]) -> None:

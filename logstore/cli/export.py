@@ -1,0 +1,143 @@
+"""`logstore export`: a table as a directory of Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from logstore.cli.common import CommandError, console, human_bytes, notes, print_json
+from logstore.cli.options import Json, Uri
+from logstore.cli.snapshots import AllBranches, History, reading, snapshot_of
+from logstore.errors import InvalidOptionError
+
+_ROWS_PER_FILE = 1_000_000
+_ROWS_PER_GROUP = 64_000
+_OPEN_FILES = 64
+_DATES = {"threads": "last_ts"}
+
+Directory = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="A directory, new or empty.", show_default=False),
+]
+What = Annotated[str, typer.Option(metavar="TABLE", help="Which table, as in: logstore sql.")]
+PartitionBy = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN",
+        show_default=False,
+        help="A folder for each value of a column, or of `date`. May be repeated.",
+    ),
+]
+
+
+def export(
+    uri: Uri,
+    directory: Directory,
+    what: What = "messages",
+    partition_by: PartitionBy = None,
+    history: History = False,
+    all_branches: AllBranches = False,
+    json: Json = False,
+) -> None:
+    """Write a table of a consistent snapshot as Parquet files, in bounded memory.
+
+    Examples:
+
+        logstore export file:///var/lib/agents ./messages --partition-by date
+
+        logstore export s3://bucket/agents ./calls --what tool_calls --partition-by name
+    """
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise CommandError(f"{directory} exists and is not empty; name a new directory")
+    by = partition_by or []
+    with snapshot_of(uri) as snapshot, _bar() as progress:
+        task = progress.add_task(f"exporting {what}", total=snapshot.records, rows=0)
+        found = snapshot.scan(
+            what,
+            reading=reading(history, all_branches),
+            on_records=lambda count: progress.update(task, advance=count),
+        )
+        dated = _dated(found, what, by)
+        counted = _Counted(dated, lambda rows: progress.update(task, rows=rows))
+        _write(pa.RecordBatchReader.from_batches(dated.schema, iter(counted)), directory, by)
+    files = sorted(directory.rglob("*.parquet"))
+    size = sum(path.stat().st_size for path in files)
+    if json:
+        report = {"uri": uri, "table": what, "rows": counted.rows, "bytes": size}
+        print_json({**report, "files": [str(path) for path in files]})
+        return
+    text = f"{counted.rows} rows of {what}, {len(files)} files, {human_bytes(size)}, in {directory}"
+    console.print(text, markup=False)
+
+
+class _Counted:
+    """Counts the rows of batches that pass."""
+
+    def __init__(self, batches: Any, on_rows: Any) -> None:
+        self._batches = batches
+        self._on_rows = on_rows
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            self._on_rows(self.rows)
+            yield batch
+
+
+def _dated(found: pa.RecordBatchReader, what: str, by: list[str]) -> pa.RecordBatchReader:
+    """The table with a column `date` where it is asked for."""
+    time = _DATES.get(what, "ts")
+    known = [*found.schema.names, "date"]
+    unknown = [name for name in by if name not in known]
+    if unknown:
+        raise InvalidOptionError(
+            f"table {what} has no column {unknown[0]!r} to partition by; it has {', '.join(known)}"
+        )
+    if "date" not in by:
+        return found
+    schema = found.schema.append(pa.field("date", pa.date32()))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in found:
+            yield pa.RecordBatch.from_arrays(
+                [*batch.columns, pc.cast(batch[time], pa.date32())], schema=schema
+            )
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _write(rows: pa.RecordBatchReader, directory: Path, by: list[str]) -> None:
+    fields = pa.schema([rows.schema.field(name) for name in by])
+    ds.write_dataset(
+        rows,
+        directory,
+        format="parquet",
+        file_options=ds.ParquetFileFormat().make_write_options(compression="zstd"),
+        partitioning=ds.partitioning(fields, flavor="hive") if by else None,
+        existing_data_behavior="error",
+        max_open_files=_OPEN_FILES,
+        max_rows_per_file=_ROWS_PER_FILE,
+        max_rows_per_group=_ROWS_PER_GROUP,
+        max_partitions=100_000,
+    )
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rows]} rows"),
+        TimeRemainingColumn(),
+        console=notes,
+        transient=True,
+        disable=not notes.is_terminal,
+    )

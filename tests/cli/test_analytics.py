@@ -1,0 +1,146 @@
+"""`logstore sql`, `messages`, `tail` and `export`, as people and programs use them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.conftest import Stocked, error_line, run, run_json
+from tests.helpers import Place, Script
+
+
+def counts(stock: Stocked) -> dict[str, int]:
+    """How many messages of each role are in the conversations of a store without its fork."""
+    roles = [m["role"] for c in stock.conversations[1:] for m in c["messages"]]
+    return {role: roles.count(role) for role in sorted(set(roles))}
+
+
+@pytest.fixture(params=["stocked", "compacted"])
+def stock(request: pytest.FixtureRequest) -> Stocked:
+    """The store before and after compaction."""
+    found: Stocked = request.getfixturevalue(request.param)
+    return found
+
+
+def test_sql_gives_the_same_rows_in_every_form(stock: Stocked, tmp_path: Path) -> None:
+    query = f"SELECT role, count(*) AS n FROM messages WHERE thread_id <> '{stock.forked}' GROUP BY role ORDER BY 1"
+    expected = counts(stock)
+    rows = json.loads(run("sql", stock.uri, query, "--json").stdout)
+    assert {row["role"]: row["n"] for row in rows} == expected
+    lines = csv.DictReader(io.StringIO(run("sql", stock.uri, query, "--csv").stdout))
+    assert {line["role"]: int(line["n"]) for line in lines} == expected
+    path = tmp_path / "roles.parquet"
+    assert "rows, " in run("sql", stock.uri, query, "--parquet", path).stdout
+    assert {r["role"]: r["n"] for r in pq.read_table(path).to_pylist()} == expected
+    assert [p.name for p in tmp_path.iterdir()] == ["roles.parquet"]
+    shown = run("sql", stock.uri, query).stdout.splitlines()
+    assert [line.split() for line in shown[1:]] == [[r, str(n)] for r, n in expected.items()]
+
+
+def test_sql_says_what_is_wrong(stocked: Stocked, tmp_path: Path) -> None:
+    wrong = run("sql", stocked.uri, "SELECT nope FROM messages")
+    assert wrong.exit_code == 2
+    assert "nope" in error_line(wrong)
+    both = run("sql", stocked.uri, "SELECT 1", "--csv", "--json")
+    assert "choose one" in error_line(both)
+    nowhere = run("sql", (tmp_path / "no").as_uri(), "SELECT 1")
+    assert nowhere.exit_code == 1
+    assert "no store at" in error_line(nowhere)
+    assert not (tmp_path / "no").exists()
+    assert run("sql", stocked.uri, "SELECT 1 WHERE false").stdout == "no rows\n"
+    assert json.loads(run("sql", stocked.uri, "SELECT 1 WHERE false", "--json").stdout) == []
+
+
+def test_sql_shows_the_first_rows_and_says_that_there_are_more(stocked: Stocked) -> None:
+    shown = run("sql", stocked.uri, "FROM range(9)", "--limit", 3)
+    assert len(shown.stdout.splitlines()) == 4
+    assert "first 3 rows" in shown.stderr
+    assert len(run("sql", stocked.uri, "FROM range(9)", "--limit", 0).stdout.splitlines()) == 10
+
+
+def test_messages_of_a_thread_read_as_the_conversation(stock: Stocked) -> None:
+    conversation = stock.conversations[1]
+    document = run_json("messages", stock.uri, stock.linear)
+    assert [row["role"] for row in document["messages"]] == [
+        m["role"] for m in conversation["messages"]
+    ]
+    shown = run("messages", stock.uri, stock.linear).stdout
+    for message in conversation["messages"]:
+        if isinstance(message["content"], str) and message["content"].isascii():
+            assert message["content"].splitlines()[0] in shown
+        for call in message.get("tool_calls") or ():
+            assert f"→ {call['function']['name']}(" in shown
+    missing = run("messages", stock.uri, "nobody")
+    assert "has no messages" in error_line(missing)
+
+
+def test_messages_of_all_threads_take_a_line_each(stock: Stocked) -> None:
+    shown = run("messages", stock.uri, "--limit", 4)
+    assert len(shown.stdout.splitlines()) == 5
+    assert "--limit 0" in shown.stderr
+    document = run_json("messages", stock.uri, "--limit", 0, "--history", "--all-branches")
+    assert not document["more"]
+    assert {row["thread_id"] for row in document["messages"]} == {
+        c["thread_id"] for c in stock.conversations
+    }
+
+
+def test_export_writes_a_folder_for_each_value(stock: Stocked, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    report = run_json(
+        "export", stock.uri, target, "--partition-by", "date", "--partition-by", "role"
+    )
+    table = ds.dataset(target, partitioning="hive").to_table()
+    assert table.num_rows == report["rows"] > sum(counts(stock).values())
+    assert len(report["files"]) == len(counts(stock))
+    assert all("/date=" in name and "/role=" in name for name in report["files"])
+    again = run("export", stock.uri, target)
+    assert "not empty" in error_line(again)
+    wrong = run("export", stock.uri, tmp_path / "new", "--partition-by", "colour")
+    assert "no column 'colour'" in error_line(wrong)
+    assert "no table 'letters'" in error_line(
+        run("export", stock.uri, tmp_path / "new", "--what", "letters")
+    )
+
+
+def test_tail_shows_the_newest_events(stocked: Stocked) -> None:
+    shown = run("tail", stocked.uri, "--limit", 2).stdout.splitlines()
+    assert len(shown) == 2
+    assert "gone" in shown[-1]
+    assert shown[-1].endswith("deleted")
+    everything = run("tail", stocked.uri, "--limit", 0).stdout
+    assert "HumanMessage: " in everything
+    events = [json.loads(line) for line in run("tail", stocked.uri, "--json").stdout.splitlines()]
+    assert len(events) == 20
+    assert events == sorted(events, key=lambda event: event["arrived"])
+
+
+def test_tail_follows_what_lands(tmp_path: Path) -> None:
+    place = Place((tmp_path / "store").as_uri()).create()
+    program = "from logstore.cli import main; main()"
+    command = [sys.executable, "-c", program, "tail", place.uri, "--follow", "--json"]
+    following = subprocess.Popen(
+        [*command, "--interval", "0.05"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        script = Script([place.saver()])
+        (first,) = script.chain(1)
+        time.sleep(0.3)
+        script.write(first, "hello")
+        assert following.stdout is not None
+        events = [json.loads(following.stdout.readline()) for _ in range(2)]
+    finally:
+        following.terminate()
+        following.communicate()
+        place.close()
+    assert [(e["kind"], e["thread_id"]) for e in events] == [("checkpoint", "t"), ("write", "t")]
+    assert events[1]["text"] == "[hello]"
