@@ -131,10 +131,14 @@ class Transcript:
         Those that no write brought are looked for in the values that the graph stored: a run
         that saves at its exit only stores no writes.
         """
-        by_id = {record.checkpoint_id: record for record in branch.path}
+        by_id = {
+            record.checkpoint_id: shown
+            for record, shown in zip(branch.path, branch.shown, strict=True)
+        }
         firsts = {key: by_id.get(held.since, branch.leaf) for key, held in found.held.items()}
         undated = {key for key, held in found.held.items() if held.since == _UNDATED}
-        for checkpoint in reversed(branch.path[:-1]):
+        earlier = zip(branch.path[:-1], branch.shown, strict=False)
+        for checkpoint, shown in reversed(list(earlier)):
             if not undated:
                 break
             stored = self._view.stored_value(checkpoint, name)
@@ -142,7 +146,7 @@ class Transcript:
                 there = MessageList()
                 there.replace(self._decode(stored), checkpoint.checkpoint_id)
                 undated &= there.held.keys()
-                firsts.update(dict.fromkeys(undated, checkpoint))
+                firsts.update(dict.fromkeys(undated, shown))
         return firsts
 
     # -- of every step -----------------------------------------------------------------
@@ -152,6 +156,8 @@ class Transcript:
         standing: dict[Any, Entry] = {}
         for number, checkpoint in enumerate(branch.path):
             self._step(branch, name, number, state)
+            if not branch.shows(number):
+                continue
             now: dict[Any, Entry] = {}
             for position, (key, held) in enumerate(state.held.items()):
                 before = standing.pop(key, None)
@@ -174,8 +180,7 @@ class Transcript:
         elif name not in self._view.versions(checkpoint) or not self._is_delta(branch, name):
             state.replace(None, checkpoint.checkpoint_id)
         elif number:
-            parent = branch.path[number - 1]
-            for write in self._view.writes(branch.ns, parent.checkpoint_id):
+            for write in self._view.writes_before(checkpoint):
                 if write.channel == name:
                     state.apply(self._decode(write), checkpoint.checkpoint_id)
 

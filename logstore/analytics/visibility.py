@@ -53,15 +53,12 @@ def deletion_vectors(sources: Sequence[Source]) -> DeletionVectors:
 
 def contested_threads(rows: pa.Table) -> Iterator[str]:
     """The threads that only a view can judge, of a table of whole threads."""
-    kind = rows["kind"]
     marked = pc.or_(
-        pc.equal(kind, Kind.TOMBSTONE.value),
-        pc.and_(
-            pc.equal(kind, Kind.SNAPSHOT.value), pc.equal(rows["encoding"], Encoding.VOID.value)
-        ),
+        pc.equal(rows["kind"], Kind.TOMBSTONE.value),
+        pc.equal(rows["encoding"], Encoding.VOID.value),
     )
     doubtful = [rows["thread_id"].filter(marked), _misplaced(rows)]
-    doubtful += [_repeated(rows.filter(pc.equal(kind, k.value)), k) for k in _KEYS]
+    doubtful += [_repeated(rows.filter(pc.equal(rows["kind"], k.value)), k) for k in _KEYS]
     yield from pc.unique(
         pa.chunked_array([c for part in doubtful for c in part.chunks], pa.string())
     ).to_pylist()

@@ -16,7 +16,7 @@ STORED = ("checkpoints", "writes", "blobs", "snapshots")
 
 
 def fill(place: Place) -> None:
-    """Threads that are plain, forked, clashing, deleted, re-created, and without a checkpoint."""
+    """Threads that are plain, forked, clashing, deleted, re-created, pruned, copied, without a checkpoint."""
     saver = place.saver()
     for number in range(6):
         script = Script([saver], f"plain-{number}")
@@ -35,6 +35,10 @@ def fill(place: Place) -> None:
     Script([saver], "again").chain(3)
     saver.delete_thread("again")
     Script([saver], "again", _serial=50).chain(2)
+    Script([saver], "pruned").chain(4)
+    saver.prune(["pruned"])
+    Script([saver], "copied").chain(3)
+    saver.copy_thread("copied", "copy")
     orphan = Script([saver], "orphan")
     orphan.write("1f0never", "x")
     saver.flush()

@@ -140,6 +140,23 @@ def test_a_message_carries_the_step_that_first_showed_it(mode: str) -> None:
             assert (row["step"], row["first_checkpoint_id"]) == first[row["message_id"]]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_what_survives_a_prune_keeps_its_messages_and_shows_no_hidden_step(mode: str) -> None:
+    with memory_place() as place:
+        saver = place.saver()
+        graph = play(mode, saver)
+        ask(graph)
+        expected = said(graph.get_state(thread()).values["messages"])
+        saver.prune(["t"], newest=2)
+        assert listed(rows_of(place)) == expected
+        shown = {
+            s.config["configurable"]["checkpoint_id"] for s in graph.get_state_history(thread())
+        }
+        assert len(shown) == 2
+        for row in (*rows_of(place), *rows_of(place, reading=Reading(history=True))):
+            assert {row["first_checkpoint_id"], row["last_checkpoint_id"]} <= shown
+
+
 def test_steps_are_found_where_a_run_stored_no_writes() -> None:
     with memory_place() as place:
         graph = play("full", place.saver(), [AIMessage("one", id="a1"), AIMessage("two", id="a2")])

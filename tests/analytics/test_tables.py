@@ -40,6 +40,12 @@ def test_a_deleted_thread_shows_in_no_table(snapshot: StoreSnapshot) -> None:
         assert not names & {"gone", "orphan"}, table
 
 
+def test_a_pruned_checkpoint_shows_in_no_table(snapshot: StoreSnapshot) -> None:
+    rows = snapshot.scan("checkpoints", thread_id="pruned").read_all().to_pylist()
+    assert [row["checkpoint_id"] for row in rows] == ["1f000004"]
+    assert snapshot.scan("writes", thread_id="pruned").read_all().num_rows == 0
+
+
 def test_threads_are_counted_as_the_saver_would(place: Place, snapshot: StoreSnapshot) -> None:
     rows = {row["thread_id"]: row for row in snapshot.scan("threads").read_all().to_pylist()}
     with place.fresh() as saver:
