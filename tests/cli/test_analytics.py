@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import Stocked, error_line, run, run_json
+from tests.cli.test_readme import blocks
 from tests.helpers import Place, Script
 
 
@@ -144,3 +145,12 @@ def test_tail_follows_what_lands(tmp_path: Path) -> None:
         place.close()
     assert [(e["kind"], e["thread_id"]) for e in events] == [("checkpoint", "t"), ("write", "t")]
     assert events[1]["text"] == "[hello]"
+
+
+def test_the_queries_of_the_readme_run(compacted: Stocked) -> None:
+    queries = blocks("README.md", "sql")
+    assert len(queries) == 5
+    for query, output in zip(queries, blocks("README.md", "text"), strict=True):
+        shown = run("sql", compacted.uri, query, "--csv")
+        assert shown.exit_code == 0, shown.stderr
+        assert shown.stdout.splitlines()[0].split(",") == output.splitlines()[0].split()
