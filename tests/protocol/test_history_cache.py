@@ -161,6 +161,23 @@ def test_a_thread_that_another_process_deleted_is_gone(grown: World) -> None:
     assert told(reader) == told(InMemorySaver())
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+def test_what_was_pruned_is_not_shown_again(grown: World, compacted: bool) -> None:
+    reader, other = grown.saver(), grown.saver()
+    for saver in (reader, other):
+        told(saver)
+    before = kept(reader)
+    reader.prune([THREAD])
+    assert kept(reader) < before
+    if compacted:
+        grown.compact()
+    with grown.saver() as fresh:
+        shown = told(fresh)
+    assert len(shown["all"]) == 1
+    assert told(reader) == told(other) == shown
+    assert history(other, OLD) == {"writes": []}
+
+
 def test_what_is_acknowledged_and_not_stored_is_shown_and_not_kept(grown: World) -> None:
     saver = grown.saver(durability="buffered", hold_s=60.0)
     told(saver)
@@ -237,26 +254,27 @@ def test_a_reader_that_stays_open_tells_what_the_model_tells_after_any_event(
 ) -> None:
     world, model = World(), InMemorySaver()
     reader, writer = world.saver(), world.saver()
-    length = 0
+    length, life = 0, 0
     try:
         for number, (event, how) in enumerate(events):
             calls: list[Any] = []
-            at = id_of(how % (length + 1))
+            prefix = f"{life}-"
+            at = id_of(how % (length + 1), prefix)
             if event == "grow":
-                calls = conversation(how, begin=length)
+                calls = conversation(how, begin=length, prefix=prefix)
                 length += how
             elif event == "late write" and length:
                 calls = [Writes(THREAD, at, (f"late {number}",), f"task {number}")]
             elif event == "put again" and how % (length + 1) and length:
                 step = how % (length + 1)
-                calls = [Put(THREAD, at, id_of(step - 1), step, note=f"again {number}")]
+                calls = [Put(THREAD, at, id_of(step - 1, prefix), step, note=f"again {number}")]
             elif event == "compact":
                 if length:
                     world.compact(how)
             elif event == "delete":
                 writer.delete_thread(THREAD)
                 model.delete_thread(THREAD)
-                length = 0
+                length, life = 0, life + 1
             play(calls, writer, model)
             assert told(reader) == told(model)
     finally:
