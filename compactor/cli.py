@@ -27,10 +27,13 @@ from compactor.rendering import (
     log_report,
     show_plan,
     show_report,
+    show_retired,
     show_status,
     show_verification,
     status_line,
 )
+from compactor.report import Report
+from compactor.retention import HourlyRetention, apply_retention, to_dicts
 from compactor.service import serve
 from compactor.status import read_status
 from compactor.verify import verify
@@ -89,6 +92,8 @@ def run(
 ) -> None:
     """Run one job: merge, fold, publish, commit, delete what has passed its grace.
 
+    If the configuration has a [retention] table, what it does not keep is deleted first.
+
     Without --graph or --config segments are merged all the same, and no snapshots are made.
 
     With --purge nothing is left afterwards of threads that were deleted before. Analytics that
@@ -106,8 +111,11 @@ def run(
     with existing_store(uri) as store, status_line() as tell:
         chosen = parse_partitions(partitions)
         if purge:
+            apply_retention(store, operation.retention, chosen)
             _run_purge(store, operation, chosen, tell, json)
             return
+        tell("looking for what retention does not keep")
+        retired = apply_retention(store, operation.retention, chosen, dry_run=dry_run)
         plan = DryRunStore(store.objects) if dry_run else None
         target = LogStore(plan) if plan else store
         tell("compacting")
@@ -115,8 +123,9 @@ def run(
         report = job.run(chosen)
     planned = {} if plan is None else plan.to_dict()
     if json:
-        print_json({**report.to_dict(), **planned})
+        print_json({**report.to_dict(), "retired": to_dicts(retired), **planned})
         return
+    show_retired(retired, dry_run=dry_run)
     show_report(report, "a job would compact" if plan else "compacted")
     if plan is not None:
         show_plan(plan)
@@ -163,7 +172,13 @@ def serve_(
     with existing_store(uri) as store:
         chosen = parse_partitions(partitions)
         job = Job(store, operation.table, operation.serde)
-        serve(lambda: job.run(chosen), interval, log_report)
+        retention = HourlyRetention(store, operation.retention)
+
+        def run_job() -> Report:
+            retention.apply_if_due(chosen)
+            return job.run(chosen)
+
+        serve(run_job, interval, log_report)
 
 
 @app.command()

@@ -13,6 +13,13 @@
     namespace = ""                        # a pattern; "" is the root graph
     thread_prefix = ""
 
+    [retention]                           # what is not kept for ever; without it all is
+    max_age = "90d"                       # threads that nobody wrote to for so long are deleted
+    newest = 50                           # so many checkpoints of each namespace are kept
+    [[retention.threads]]                 # instead, for threads whose id starts so
+    prefix = "scratch-"
+    max_age = "1d"
+
 A file that ends in `.yaml` is the application's own configuration (`logstore.config`): its
 section `database` names the channel mode and the cadence of the messages.
 """
@@ -21,7 +28,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +41,13 @@ from compactor.channels import (
     default_serde,
     graph_rules,
 )
+from compactor.retention import RetentionPolicy, only_keys
 from logstore.channels import delta_messages
 from logstore.config import load_config, load_object
 from logstore.errors import InvalidOptionError
 from logstore.modes import MESSAGES
 
-_TOP_KEYS = {"graph", "serde", "snapshot_frequency", "channels"}
+_TOP_KEYS = {"graph", "serde", "snapshot_frequency", "channels", "retention"}
 _CHANNEL_KEYS = {"reducer", "type", "snapshot_frequency", "namespace", "thread_prefix"}
 
 
@@ -49,6 +57,7 @@ class Operation:
 
     table: ChannelTable
     serde: SerializerProtocol
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
 
 
 def load_operation(
@@ -79,7 +88,8 @@ def load_operation(
         compiled = load_object(graph)
         rules += graph_rules(compiled, frequency)
     chosen = default_serde(compiled) if serde is None else load_object(serde)
-    return Operation(ChannelTable(rules), chosen)
+    retention = RetentionPolicy.parse(doc.get("retention", {}), f"{config}")
+    return Operation(ChannelTable(rules), chosen, retention)
 
 
 def _of_application(
@@ -102,18 +112,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise InvalidOptionError(f"the configuration {path} cannot be read: {error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidOptionError(f"the configuration {path} is not valid TOML: {error}") from error
-    _only(doc, _TOP_KEYS, f"{path}")
+    only_keys(doc, _TOP_KEYS, f"{path}")
     if not isinstance(doc.get("channels", {}), dict):
         raise InvalidOptionError(f"{path}: write channels as tables, [channels.<name>]")
+    if not isinstance(doc.get("retention", {}), dict):
+        raise InvalidOptionError(f"{path}: write retention as a table, [retention]")
     return doc
-
-
-def _only(doc: Mapping[str, Any], known: set[str], where: str) -> None:
-    unknown = sorted(doc.keys() - known)
-    if unknown:
-        raise InvalidOptionError(
-            f"{where} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}"
-        )
 
 
 def _positive(doc: Mapping[str, Any], key: str, where: object) -> int | None:
@@ -129,7 +133,7 @@ def _channel_rule(
     name: str, table: Mapping[str, Any], frequency: int | None, path: Path | None
 ) -> ChannelRule:
     where = f"{path}, [channels.{name}]"
-    _only(table, _CHANNEL_KEYS, where)
+    only_keys(table, _CHANNEL_KEYS, where)
     if "reducer" not in table:
         raise InvalidOptionError(f'{where} needs a reducer = "module:function"')
     reducer = load_object(table["reducer"])

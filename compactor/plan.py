@@ -14,6 +14,7 @@ from logstore.keys import partition_manifest_key, run_prefix
 from logstore.manifest import PartitionManifest, RunEntry
 from logstore.records import SCHEMA
 from logstore.runs import RunReader
+from logstore.segment import with_arrival
 from logstore.store import LogStore, Settings
 from logstore.tail import Listing, StartAgain, Tail
 
@@ -132,13 +133,6 @@ def manifest_etag(store: LogStore, partition: int) -> str | None:
 
 def _older(entries: Mapping[str, float | None], limit: float) -> dict[str, float | None]:
     return {key: since for key, since in entries.items() if since is not None and since <= limit}
-
-
-def with_arrival(table: pa.Table, arrived: int) -> pa.Table:
-    """A segment's table with the column that only the store can tell."""
-    kind = SCHEMA.field("arrived").type
-    column = pa.repeat(pa.scalar(arrived, pa.int64()).cast(kind), table.num_rows)
-    return table.append_column(SCHEMA.field("arrived"), column).select(SCHEMA.names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 from compactor.dryrun import DryRunStore
 from compactor.findings import Finding, Verification
 from compactor.report import Report
+from compactor.retention import Retired
 from compactor.status import StoreStatus
 from logstore.cli.common import cell, console, human_bytes, notes, table
 from logstore.keys import LOG
@@ -72,6 +74,19 @@ def show_report(report: Report, verb: str = "compacted") -> None:
         left = ", ".join(map(str, report.unfinished))
         console.print(f"left to the next job when the time was up: partitions {left}")
     show_reasons("not readable, left as it is:", report.unreadable)
+
+
+def show_retired(retired: Sequence[Retired], *, dry_run: bool) -> None:
+    """A row for each thread that retention deleted or pruned."""
+    if not retired:
+        return
+    rows = table("thread", "retention", "checkpoints", "idle", right=("checkpoints", "idle"))
+    for one in retired:
+        idle = f"{timedelta(seconds=round(one.idle_s))}"
+        rows.add_row(cell(one.thread_id), one.action, f"{one.checkpoints}", idle)
+    would = "retention would take away" if dry_run else "retention took away"
+    console.print(f"{would} {sum(r.checkpoints for r in retired)} checkpoints")
+    console.print(rows)
 
 
 def log_report(report: Report) -> None:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from logstore.reader import until_stable
 from logstore.records import Kind
+from logstore.segment import with_arrival
 from logstore.store import LogStore
 from logstore.tail import Listing, StartAgain
 
@@ -68,7 +69,10 @@ class StoreIndex:
         tail = store.log.read(listing, manifest.merged.keys(), None)
         if tail.gone and store.reader.partition_manifest(partition)[1] != etag:
             raise StartAgain
-        tables = [segment.table.select(columns) for segment in tail.segments.values()]
+        tables = [
+            with_arrival(segment.table, tail.arrived[key]).select(columns)
+            for key, segment in tail.segments.items()
+        ]
         for run in manifest.runs:
             tables.extend(store.runs.columns(run, columns))
         return listing, tables

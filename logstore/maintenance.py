@@ -8,7 +8,7 @@ and stays.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -20,7 +20,7 @@ from logstore.errors import DeletedCheckpointError, InvalidOptionError, ThreadEx
 from logstore.index import StoreIndex
 from logstore.prune import prune_tombstone
 from logstore.reader import ThreadRead, until_stable
-from logstore.records import Record, Tombstone, tombstone_record
+from logstore.records import WRITTEN, Tombstone, tombstone_record
 from logstore.store import LogStore
 from logstore.view import ThreadView
 
@@ -99,13 +99,40 @@ class Maintenance:
         if strategy == "delete":
             self._each(self.delete_thread, thread_ids)
         else:
-            self._each(lambda thread_id: self._keep_latest(thread_id, newest), thread_ids)
+            self._each(lambda thread_id: self.keep_newest(thread_id, newest), thread_ids)
 
-    def _keep_latest(self, thread_id: str, newest: int) -> None:
+    def keep_newest(self, thread_id: str, newest: int, *, dry_run: bool = False) -> int:
+        """Hide all but the newest checkpoints of each namespace of a thread.
+
+        Returns:
+            How many checkpoints are hidden by it, or would be.
+        """
         read = self._whole(thread_id)
         tombstone = prune_tombstone(read.view, read.positions, newest)
-        if tombstone is not None:
+        if tombstone is None:
+            return 0
+        if not dry_run:
             self._hide(thread_id, tombstone)
+        return sum(tombstone.hides(record) for record in read.view.shown())
+
+    def delete_idle(self, thread_id: str, before: float, *, dry_run: bool = False) -> int:
+        """Delete a thread that nobody has written to since a time by the store's clock.
+
+        Args:
+            thread_id: the thread.
+            before: seconds since the epoch.
+            dry_run: only say what would be done.
+
+        Returns:
+            How many checkpoints are deleted by it, or would be.
+        """
+        read = self._whole(thread_id)
+        written = [r.arrived for r in read.view.records if r.kind in WRITTEN]
+        if max(written, default=0) >= before * 1e6:
+            return 0
+        if not dry_run and written:
+            self._hide(thread_id, Tombstone(read.positions))
+        return len(list(read.view.shown()))
 
     def delete_for_runs(self, run_ids: Collection[str]) -> None:
         """Hide the checkpoints of runs in all threads, and their writes at other checkpoints."""
@@ -119,7 +146,8 @@ class Maintenance:
         read = self._whole(thread_id)
         found = frozenset(r.run_id for r in read.view.records if r.run_id in run_ids and r.run_id)
         tombstone = Tombstone(read.positions, runs=found)
-        if any(tombstone.hides(record) for record in _shown(read.view)):
+        shown = [*read.view.shown(), *read.view.shown_writes()]
+        if any(tombstone.hides(record) for record in shown):
             self._hide(thread_id, tombstone)
 
     def copy_thread(self, source: str, target: str) -> None:
@@ -153,7 +181,7 @@ class Maintenance:
         self._store.forget(thread_id)
 
     @staticmethod
-    def _each(function: Callable[[str], None], thread_ids: Sequence[str]) -> None:
+    def _each(function: Callable[[str], object], thread_ids: Sequence[str]) -> None:
         """Several threads at a time; the first error is raised when all are through."""
         if not thread_ids:
             return
@@ -164,17 +192,4 @@ class Maintenance:
 
 
 def _places(view: ThreadView) -> list[Place]:
-    return [
-        (view.thread_id, ns, checkpoint_id)
-        for ns in view.namespaces()
-        for checkpoint_id in view.checkpoint_ids(ns)
-    ]
-
-
-def _shown(view: ThreadView) -> Iterator[Record]:
-    """The shown checkpoints and the writes at them."""
-    for _, ns, checkpoint_id in _places(view):
-        checkpoint = view.checkpoint(ns, checkpoint_id)
-        if checkpoint is not None:
-            yield checkpoint
-        yield from view.writes(ns, checkpoint_id)
+    return [(view.thread_id, r.checkpoint_ns, r.checkpoint_id) for r in view.shown()]

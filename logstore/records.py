@@ -38,6 +38,10 @@ class Kind(StrEnum):
     TOMBSTONE = "tombstone"
 
 
+WRITTEN = (Kind.CHECKPOINT, Kind.BLOB, Kind.WRITE)
+"""What savers write of a graph's doings; everything else is derived or takes away."""
+
+
 class Encoding(StrEnum):
     """How a record's value is stored."""
 

@@ -188,3 +188,10 @@ def table_to_records(table: pa.Table) -> list[Record]:
     if names == list(Record._fields):
         return [Record(*row) for row in zip(*columns, strict=True)]
     return [Record(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+def with_arrival(table: pa.Table, arrived: int) -> pa.Table:
+    """A segment's table with the column that only the store can tell."""
+    kind = SCHEMA.field("arrived").type
+    column = pa.repeat(pa.scalar(arrived, pa.int64()).cast(kind), table.num_rows)
+    return table.append_column(SCHEMA.field("arrived"), column).select(SCHEMA.names)

@@ -171,6 +171,18 @@ class ThreadView:
         """A checkpoint that others may be rebuilt from, shown or hidden."""
         return self._checkpoints.get(ns, {}).get(checkpoint_id)
 
+    def shown(self) -> Iterator[Record]:
+        """All checkpoints that are shown."""
+        return (
+            self._checkpoints[ns][checkpoint_id]
+            for ns in self.namespaces()
+            for checkpoint_id in self.checkpoint_ids(ns)
+        )
+
+    def shown_writes(self) -> Iterator[Record]:
+        """All writes at checkpoints that are shown."""
+        return (w for r in self.shown() for w in self.writes(r.checkpoint_ns, r.checkpoint_id))
+
     def ancestors(self) -> Iterator[Record]:
         """All checkpoints, shown or hidden."""
         return (record for found in self._checkpoints.values() for record in found.values())
