@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from logstore.cache import ByteCache
+from logstore.directory import DirectoryCache, ImmutableObjects
 from logstore.errors import ObjectNotFoundError
 from logstore.keys import run_level
 from logstore.manifest import RunEntry
@@ -42,7 +43,7 @@ _VALUE_SCHEMA = pa.schema([SCHEMA.field("value")])
 class _RangeFile(io.RawIOBase):
     """A run as a file whose reads are ranged GETs, the end of it read once."""
 
-    def __init__(self, objects: ObjectStore, key: str, size: int, tail: bytes) -> None:
+    def __init__(self, objects: ImmutableObjects, key: str, size: int, tail: bytes) -> None:
         self._objects = objects
         self._key = key
         self._size = size
@@ -84,9 +85,11 @@ class _OpenRun:
 class RunReader:
     """Reads rows and values of runs, and keeps what it read under a byte budget."""
 
-    def __init__(self, objects: ObjectStore, cache: ByteCache[Any]) -> None:
-        """Read through `objects`."""
-        self._objects = objects
+    def __init__(
+        self, objects: ObjectStore, cache: ByteCache[Any], directory: DirectoryCache | None = None
+    ) -> None:
+        """Read through `objects` and `directory`."""
+        self._objects = ImmutableObjects(objects, directory)
         self._cache = cache
 
     def rows(self, run: RunEntry, thread_id: str) -> list[Record]:
@@ -238,11 +241,11 @@ class RunReader:
             lambda column: column.nbytes,
         )
 
-    @staticmethod
-    def _guard(key: str, read: Callable[[], T]) -> T:
+    def _guard(self, key: str, read: Callable[[], T]) -> T:
         try:
             return read()
         except ObjectNotFoundError as error:
             raise StartAgain from error
         except (pa.ArrowException, OSError, ValueError) as error:
+            self._objects.forget(key)
             raise corrupt_parquet(key, error) from error

@@ -33,7 +33,7 @@ from logstore.fence import Fence
 from logstore.index import StoreIndex
 from logstore.maintenance import Maintenance
 from logstore.reader import ThreadRead, until_stable
-from logstore.store import CHECKPOINT_HOLD_S, LogStore, StoreOptions
+from logstore.store import CACHE_DIR_BYTES, CHECKPOINT_HOLD_S, LogStore, StoreOptions
 from logstore.tail import StartAgain
 from logstore.tuples import TupleBuilder
 from logstore.view import NeedsHistory
@@ -104,6 +104,8 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
         linger_s: float = 0.0,
         fence: bool = False,
         history_entries: int = DEFAULT_HISTORY_ENTRIES,
+        cache_dir: str | Path | None = None,
+        cache_dir_bytes: int = CACHE_DIR_BYTES,
         **backend: Any,
     ) -> LogStoreSaver:
         """A saver for the store at a URI, which is created by the first write.
@@ -122,6 +124,9 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
                 segments for a longer wait.
             fence: whether two workers on one thread notice each other, see the class.
             history_entries: how many delta histories and threads are kept in memory; 0 for none.
+            cache_dir: a local directory in which objects that never change are kept for the
+                next process; several stores and processes may share it.
+            cache_dir_bytes: how large it gets.
             backend: for S3 `client` (a boto3 client), `botocore_config`, `endpoint_url` or
                 `region`.
 
@@ -135,6 +140,8 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
             hold_s=CHECKPOINT_HOLD_S if mode is Durability.CHECKPOINT else 0.0,
             linger_s=linger_s,
             history_entries=history_entries,
+            cache_dir=cache_dir,
+            cache_dir_bytes=cache_dir_bytes,
         )
         store = LogStore.open(uri, options, **backend)
         if compaction not in (None, "background", "off"):

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from logstore.bases import BaseCache
 from logstore.cache import ByteCache, VersionedCache
 from logstore.clock import Clock
 from logstore.config import DEFAULT_HISTORY_ENTRIES
+from logstore.directory import DirectoryCache, prepare_directory
 from logstore.errors import (
     ClosedError,
     ConditionFailedError,
@@ -48,6 +50,7 @@ LONG_GRACE_S = 3600.0
 LONG_TAIL_SEGMENTS = 200
 LONG_TAIL_AGE_S = 3600.0
 """A log with so many segments, one of them so old, is not being compacted."""
+CACHE_DIR_BYTES = 1 << 30
 CHECKPOINT_HOLD_S = 0.5
 """How long `checkpoint` mode keeps task writes in memory for their checkpoint's company."""
 
@@ -127,6 +130,11 @@ class StoreOptions:
     history_entries: int = DEFAULT_HISTORY_ENTRIES
     """How many delta histories, and how many threads' records, are kept to be read again while
     nothing of the thread changes; 0 keeps none."""
+    cache_dir: str | Path | None = None
+    """A directory for segments, ranges of runs and snapshot objects, which the next process finds
+    there; None for none."""
+    cache_dir_bytes: int = CACHE_DIR_BYTES
+    """How large that directory gets, about."""
     io_threads: int = 16
 
 
@@ -140,6 +148,8 @@ class LogStore:
     def __init__(self, objects: ObjectStore, options: StoreOptions | None = None) -> None:
         """Use a store. Nothing is sent before the first read or write."""
         self.options = options or StoreOptions()
+        if self.options.cache_dir is not None:
+            prepare_directory(self.options.cache_dir, self.options.cache_dir_bytes)
         self._objects = objects
         self._guard = threading.Lock()
         self._runtime: _Runtime | None = None
@@ -409,9 +419,12 @@ class _Runtime:
         self.calls = ThreadPoolExecutor(options.io_threads, "logstore-call")
         self._lane_pool = ThreadPoolExecutor(options.io_threads, "logstore-lane")
         budget = options.cache_bytes // 6
-        self.log = LogReader(objects, self.io, ByteCache(budget))
-        self.runs = RunReader(objects, ByteCache(budget))
-        self.values = ValueReader(objects, self.io, self.runs, ByteCache(budget))
+        directory = None
+        if options.cache_dir is not None:
+            directory = DirectoryCache(options.cache_dir, options.cache_dir_bytes, objects.uri)
+        self.log = LogReader(objects, self.io, ByteCache(budget), directory)
+        self.runs = RunReader(objects, ByteCache(budget), directory)
+        self.values = ValueReader(objects, self.io, self.runs, ByteCache(budget), directory)
         self._manifests: ByteCache[Any] = ByteCache(budget)
         self.reads: VersionedCache[ThreadRead] = VersionedCache(options.history_entries, budget)
         self.histories: VersionedCache[TypedHistory] = VersionedCache(

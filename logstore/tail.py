@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from logstore.cache import ByteCache
+from logstore.directory import DirectoryCache, ImmutableObjects
 from logstore.errors import CorruptObjectError, ObjectNotFoundError
 from logstore.keys import SegmentName, log_prefix
 from logstore.objects.base import ObjectStore
@@ -62,9 +64,16 @@ class Tail:
 class LogReader:
     """Reads the logs of a store."""
 
-    def __init__(self, objects: ObjectStore, executor: Executor, cache: ByteCache[Segment]) -> None:
-        """Read through `objects`, with parallel requests on `executor`."""
+    def __init__(
+        self,
+        objects: ObjectStore,
+        executor: Executor,
+        cache: ByteCache[Segment],
+        directory: DirectoryCache | None = None,
+    ) -> None:
+        """Read through `objects` and `directory`, with parallel requests on `executor`."""
         self._objects = objects
+        self._immutable = ImmutableObjects(objects, directory)
         self._executor = executor
         self._cache = cache
 
@@ -101,9 +110,9 @@ class LogReader:
         cached = self._cache.get(key)
         if cached is not None:
             return cached
-        data = self._objects.get(key).data
-        segment = decode_segment(key, data)
-        self._cache.put(key, segment, len(data) + segment.table.nbytes)
+        segment = self._immutable.read(key, partial(decode_segment, key))
+        # The table, and the records that are made of it.
+        self._cache.put(key, segment, 2 * segment.table.nbytes)
         return segment
 
     def read(
@@ -168,7 +177,10 @@ class LogReader:
             return key, error, None
 
     def _try_fetch_hidden(self, key: str) -> Answer:
-        """Fetch a segment that no page showed: only the store tells whether it is still there."""
+        """Fetch a segment that no page showed: only the store tells whether it is still there.
+
+        No cache is asked, because that it is gone is an answer too.
+        """
         try:
             found = self._objects.get(key)
             return key, decode_segment(key, found.data), found.modified

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import NamedTuple
 
 import zstandard
@@ -11,6 +12,7 @@ import zstandard
 from logstore.cache import ByteCache
 from logstore.codec import decode_patch
 from logstore.dictionary import Dictionaries
+from logstore.directory import DirectoryCache, ImmutableObjects
 from logstore.errors import CorruptObjectError, MissingDataError, ObjectNotFoundError
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
@@ -70,9 +72,10 @@ class ValueReader:
         executor: Executor,
         runs: RunReader,
         cache: ByteCache[bytes],
+        directory: DirectoryCache | None = None,
     ) -> None:
-        """Read through `objects` and `runs`, with parallel requests on `executor`."""
-        self._objects = objects
+        """Read through `objects`, `runs` and `directory`, with parallel requests on `executor`."""
+        self._objects = ImmutableObjects(objects, directory)
         self._executor = executor
         self._runs = runs
         self._cache = cache
@@ -101,10 +104,9 @@ class ValueReader:
         if cached is not None:
             return cached
         try:
-            data = self._objects.get(key).data
+            value = self._objects.read(key, partial(_decode_value_object, key))
         except ObjectNotFoundError as error:
             raise StartAgain from error
-        value = _decode_value_object(key, data)
         self._cache.put(key, value, len(value))
         return value
 
