@@ -11,7 +11,8 @@ from logstore.cli.catalog import Catalog
 from logstore.cli.common import CommandError, cell, console, print_json, table
 from logstore.cli.options import Json, Uri, existing_store
 from logstore.config import load_config
-from logstore.doctor import ChannelExam, Examination, Finding, examine
+from logstore.doctor import Examination, Finding, examine
+from logstore.exam import ChannelExam
 
 ConfigFile = Annotated[
     Path | None,

@@ -20,7 +20,8 @@ from logstore.cli.catalog import Catalog
 from logstore.cli.common import Commands
 from logstore.cli.doctor import doctor
 from logstore.convert import convert_to_full
-from logstore.doctor import ChannelExam, Examination, examine
+from logstore.doctor import Examination, examine
+from logstore.exam import ChannelExam
 from logstore.modes import MODE_KEY
 from logstore.records import Kind
 from tests.config.apps import agent_graph, operator_graph, process, say
