@@ -17,9 +17,11 @@ from compactor.options import (
     Graph,
     Partitions,
     Serde,
+    StoreUri,
     Threads,
     operation_of,
     parse_partitions,
+    uri_of,
 )
 from compactor.purge import purge as run_purge
 from compactor.rebuild import RebuildJob
@@ -65,7 +67,7 @@ app = typer.Typer(
 
 @app.command()
 def run(
-    uri: Uri,
+    uri: StoreUri = None,
     graph: Graph = None,
     config: Config = None,
     serde: Serde = None,
@@ -104,11 +106,13 @@ def run(
       compactor run file:///var/lib/agents --graph my_app.agent:graph
 
       compactor run "s3://bucket/agents?region=eu-central-1" --config compactor.toml --json
+
+      compactor run --config config.yaml
     """
     operation = operation_of(graph, config, serde, frequency)
     if dry_run and purge:
         raise InvalidOptionError("--dry-run writes nothing, so there is nothing to purge")
-    with existing_store(uri) as store, status_line() as tell:
+    with existing_store(uri_of(uri, config)) as store, status_line() as tell:
         chosen = parse_partitions(partitions)
         if purge:
             apply_retention(store, operation.retention, chosen)
@@ -151,7 +155,7 @@ def _run_purge(
 
 @app.command("serve")
 def serve_(
-    uri: Uri,
+    uri: StoreUri = None,
     graph: Graph = None,
     config: Config = None,
     serde: Serde = None,
@@ -169,7 +173,7 @@ def serve_(
     """
     operation = operation_of(graph, config, serde, frequency)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    with existing_store(uri) as store:
+    with existing_store(uri_of(uri, config)) as store:
         chosen = parse_partitions(partitions)
         job = Job(store, operation.table, operation.serde)
         retention = HourlyRetention(store, operation.retention)

@@ -21,7 +21,7 @@
     max_age = "1d"
 
 A file that ends in `.yaml` is the application's own configuration (`logstore.config`): its
-section `database` names the channel mode and the cadence of the messages.
+section `database` names the channel mode, the cadence of the messages, and the store.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def load_operation(
         InvalidOptionError: the file has a mistake.
         ReducerImportError: an import path does not resolve.
     """
-    if config is not None and config.suffix in (".yaml", ".yml"):
+    if config is not None and is_of_application(config):
         return _of_application(config, graph, serde, frequency)
     doc = _read(config) if config is not None else {}
     frequency = frequency if frequency is not None else _positive(doc, "snapshot_frequency", config)
@@ -90,6 +90,11 @@ def load_operation(
     chosen = default_serde(compiled) if serde is None else load_object(serde)
     retention = RetentionPolicy.parse(doc.get("retention", {}), f"{config}")
     return Operation(ChannelTable(rules), chosen, retention)
+
+
+def is_of_application(path: Path) -> bool:
+    """Whether a configuration file is the application's own, and not the operator's."""
+    return path.suffix in (".yaml", ".yml")
 
 
 def _of_application(

@@ -8,15 +8,29 @@ from typing import Annotated
 
 import typer
 
-from compactor.config import Operation, load_operation
+from compactor.config import Operation, is_of_application, load_operation
+from logstore.config import load_config
 from logstore.errors import InvalidOptionError
 
+StoreUri = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[URI]",
+        help="The store: file:///dir or s3://bucket/prefix?endpoint_url=…&region=…; without it "
+        "the logstore_uri of --config.",
+        show_default=False,
+    ),
+]
 Graph = Annotated[
     str | None,
     typer.Option(metavar="MODULE:ATTR", help="A compiled graph; its delta channels are folded."),
 ]
 Config = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A TOML file with [channels.<name>] tables.")
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A TOML file with [channels.<name>] tables, or the application's config.yaml.",
+    ),
 ]
 Serde = Annotated[
     str | None, typer.Option(metavar="MODULE:ATTR", help="The saver's serde, if not LangGraph's.")
@@ -55,6 +69,22 @@ def parse_partitions(text: str | None) -> list[int] | None:
             )
         found.update(range(first, last + 1))
     return sorted(found)
+
+
+def uri_of(uri: str | None, config: Path | None) -> str:
+    """Where the store is: the argument, or what the application's configuration says.
+
+    Raises:
+        InvalidOptionError: neither tells.
+    """
+    if uri is not None:
+        return uri
+    if config is None or not is_of_application(config):
+        raise InvalidOptionError(
+            "which store? Name its URI, or pass --config with an application's config.yaml that "
+            "has database.logstore_uri"
+        )
+    return load_config(config).database.require_uri()
 
 
 def operation_of(
