@@ -25,6 +25,7 @@ def compact(
     channels: Mapping[str, Any] | None = None,
     table: ChannelTable | None = None,
     frequency: int | None = None,
+    retention: str = "all",
     serde: SerializerProtocol | None = None,
     partitions: Collection[int] | None = None,
     max_runtime_s: float | None = None,
@@ -39,6 +40,7 @@ def compact(
         channels: or single `DeltaChannel`s by name, of the root graph.
         table: or a table read from the operator's configuration.
         frequency: K, instead of the channels' own `snapshot_frequency`.
+        retention: which snapshots stay: `all`, `newest N` or `powers of two`.
         serde: the saver's serde; LangGraph's own by default.
         partitions: only these; all by default.
         max_runtime_s: begin nothing after so many seconds.
@@ -53,7 +55,7 @@ def compact(
         ObjectStoreError: the object store refused.
     """
     if table is None:
-        table = table_of(graph=graph, channels=channels, frequency=frequency)
+        table = table_of(graph=graph, channels=channels, frequency=frequency, retention=retention)
     serde = serde or default_serde(graph)
     if isinstance(store, LogStore):
         return Job(store, table, serde, max_runtime_s=max_runtime_s).run(partitions, progress)

@@ -14,6 +14,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from compactor.fingerprint import fingerprint, import_path
+from compactor.policy import Retention
 from logstore.errors import InvalidOptionError
 from logstore.records import Record
 
@@ -67,13 +68,14 @@ class ChannelRule:
 class ChannelTable:
     """The delta channels that may be folded, by thread, namespace and name."""
 
-    def __init__(self, rules: Sequence[ChannelRule]) -> None:
-        """Use the first rule that matches."""
+    def __init__(self, rules: Sequence[ChannelRule], retention: Retention | None = None) -> None:
+        """Use the first rule that matches; `retention` says which snapshots stay."""
         self._rules = rules
+        self.retention = retention or Retention()
 
     def after(self, *rules: ChannelRule) -> ChannelTable:
         """The table with rules that come before its own."""
-        return ChannelTable([*rules, *self._rules])
+        return ChannelTable([*rules, *self._rules], self.retention)
 
     def spec(self, thread_id: str, ns: str, channel: str) -> ChannelSpec | None:
         """The definition of a channel, if the operator gave one."""
@@ -104,6 +106,7 @@ def table_of(
     graph: Any = None,
     channels: Mapping[str, Any] | None = None,
     frequency: int | None = None,
+    retention: str = "all",
 ) -> ChannelTable:
     """The table for a compiled graph, or for single channels of the root graph.
 
@@ -111,9 +114,11 @@ def table_of(
         graph: a compiled LangGraph graph; its subgraphs' namespaces are resolved too.
         channels: `DeltaChannel`s by name, for every thread's root namespace.
         frequency: K for all of them, instead of their own `snapshot_frequency`.
+        retention: which snapshots stay: `all`, `newest N` or `powers of two`.
 
     Raises:
-        InvalidOptionError: something is no delta channel, or K is not positive.
+        InvalidOptionError: something is no delta channel, K is not positive, or the policy is
+            unknown.
     """
     if frequency is not None and frequency < 1:
         raise InvalidOptionError(f"the snapshot frequency is at least 1, not {frequency}")
@@ -127,7 +132,7 @@ def table_of(
         rules.append(ChannelRule(_spec(name, channel, frequency, "channels")))
     if graph is not None:
         rules += graph_rules(graph, frequency)
-    return ChannelTable(rules)
+    return ChannelTable(rules, Retention.parse(retention))
 
 
 def graph_rules(graph: Any, frequency: int | None) -> list[ChannelRule]:

@@ -17,6 +17,7 @@ from compactor.options import (
     Graph,
     Partitions,
     Serde,
+    SnapshotRetention,
     StoreUri,
     Threads,
     operation_of,
@@ -72,6 +73,7 @@ def run(
     config: Config = None,
     serde: Serde = None,
     frequency: Frequency = None,
+    retention: SnapshotRetention = None,
     partitions: Partitions = None,
     max_runtime: Annotated[
         float | None,
@@ -109,7 +111,7 @@ def run(
 
       compactor run --config config.yaml
     """
-    operation = operation_of(graph, config, serde, frequency)
+    operation = operation_of(graph, config, serde, frequency, retention)
     if dry_run and purge:
         raise InvalidOptionError("--dry-run writes nothing, so there is nothing to purge")
     with existing_store(uri_of(uri, config)) as store, status_line() as tell:
@@ -160,6 +162,7 @@ def serve_(
     config: Config = None,
     serde: Serde = None,
     frequency: Frequency = None,
+    retention: SnapshotRetention = None,
     partitions: Partitions = None,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="The pause between two jobs.")
@@ -171,15 +174,15 @@ def serve_(
 
       compactor serve s3://bucket/agents --graph my_app.agent:graph --interval 30
     """
-    operation = operation_of(graph, config, serde, frequency)
+    operation = operation_of(graph, config, serde, frequency, retention)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with existing_store(uri_of(uri, config)) as store:
         chosen = parse_partitions(partitions)
         job = Job(store, operation.table, operation.serde)
-        retention = HourlyRetention(store, operation.retention)
+        hourly = HourlyRetention(store, operation.retention)
 
         def run_job() -> Report:
-            retention.apply_if_due(chosen)
+            hourly.apply_if_due(chosen)
             return job.run(chosen)
 
         serve(run_job, interval, log_report)
@@ -244,6 +247,7 @@ def rebuild_(
     config: Config = None,
     serde: Serde = None,
     frequency: Frequency = None,
+    retention: SnapshotRetention = None,
     json: Json = False,
 ) -> None:
     """Make every derived object anew, from segments and runs alone.
@@ -258,7 +262,7 @@ def rebuild_(
 
       compactor rebuild file:///var/lib/agents customer-42 --config compactor.toml
     """
-    operation = operation_of(graph, config, serde, frequency)
+    operation = operation_of(graph, config, serde, frequency, retention)
     with existing_store(uri) as store, status_line() as progress:
         job = RebuildJob(store, operation.table, operation.serde, threads or ())
         progress("rebuilding")

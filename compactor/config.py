@@ -6,6 +6,9 @@
     serde = "my_app.storage:serde"        # the saver's serde, if it is not LangGraph's own
     snapshot_frequency = 10               # K for all channels, instead of their own
 
+    [snapshots]
+    retention = "all"                     # or "newest 20", or "powers of two"
+
     [channels.messages]                   # single channels
     reducer = "my_app.state:merge_messages"
     type = "builtins:list"
@@ -41,13 +44,14 @@ from compactor.channels import (
     default_serde,
     graph_rules,
 )
+from compactor.policy import Retention
 from compactor.retention import RetentionPolicy, only_keys
 from logstore.channels import delta_messages
 from logstore.config import load_config, load_object
 from logstore.errors import InvalidOptionError
 from logstore.modes import MESSAGES
 
-_TOP_KEYS = {"graph", "serde", "snapshot_frequency", "channels", "retention"}
+_TOP_KEYS = {"graph", "serde", "snapshot_frequency", "channels", "snapshots", "retention"}
 _CHANNEL_KEYS = {"reducer", "type", "snapshot_frequency", "namespace", "thread_prefix"}
 
 
@@ -66,6 +70,7 @@ def load_operation(
     config: Path | None = None,
     serde: str | None = None,
     frequency: int | None = None,
+    retention: str | None = None,
 ) -> Operation:
     """Read the command's options and the configuration file; an option wins over the file.
 
@@ -74,7 +79,7 @@ def load_operation(
         ReducerImportError: an import path does not resolve.
     """
     if config is not None and is_of_application(config):
-        return _of_application(config, graph, serde, frequency)
+        return _of_application(config, graph, serde, frequency, retention)
     doc = _read(config) if config is not None else {}
     frequency = frequency if frequency is not None else _positive(doc, "snapshot_frequency", config)
     graph = graph or doc.get("graph")
@@ -88,8 +93,9 @@ def load_operation(
         compiled = load_object(graph)
         rules += graph_rules(compiled, frequency)
     chosen = default_serde(compiled) if serde is None else load_object(serde)
-    retention = RetentionPolicy.parse(doc.get("retention", {}), f"{config}")
-    return Operation(ChannelTable(rules), chosen, retention)
+    thinning = Retention.parse(retention or _snapshot_retention(doc, config))
+    policy = RetentionPolicy.parse(doc.get("retention", {}), f"{config}")
+    return Operation(ChannelTable(rules, thinning), chosen, policy)
 
 
 def is_of_application(path: Path) -> bool:
@@ -98,10 +104,14 @@ def is_of_application(path: Path) -> bool:
 
 
 def _of_application(
-    path: Path, graph: str | None, serde: str | None, frequency: int | None
+    path: Path,
+    graph: str | None,
+    serde: str | None,
+    frequency: int | None,
+    retention: str | None,
 ) -> Operation:
     """The application's own config.yaml: in delta mode its messages are folded at its cadence."""
-    found = load_operation(graph=graph, serde=serde, frequency=frequency)
+    found = load_operation(graph=graph, serde=serde, frequency=frequency, retention=retention)
     k = load_config(path).database.snapshot_frequency
     if k is None:
         return found
@@ -123,6 +133,14 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(doc.get("retention", {}), dict):
         raise InvalidOptionError(f"{path}: write retention as a table, [retention]")
     return doc
+
+
+def _snapshot_retention(doc: Mapping[str, Any], path: Path | None) -> str:
+    table = doc.get("snapshots", {})
+    if not isinstance(table, dict):
+        raise InvalidOptionError(f"{path}: write the policy for snapshots as a table, [snapshots]")
+    only_keys(table, {"retention"}, f"{path}, [snapshots]")
+    return str(table.get("retention", "all"))
 
 
 def _positive(doc: Mapping[str, Any], key: str, where: object) -> int | None:

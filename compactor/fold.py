@@ -114,6 +114,21 @@ class Folder:
         """Whether two serialised values are one: by their bytes, or as what they decode to."""
         return a == b or _equal(self._serde.loads_typed(a), self._serde.loads_typed(b))
 
+    def restate(self, snapshot: Record, value: bytes, arrived: int) -> Record:
+        """A snapshot once more, its value whole."""
+        return snapshot._replace(
+            value=value,
+            encoding=Encoding.RAW,
+            base_channel=None,
+            base_version=None,
+            dictionary=None,
+            ordinal=None,
+            stamp=self._stamp(),
+            writer=self._job,
+            seq=self._generation,
+            arrived=arrived,
+        )
+
     def void(self, snapshot: Record, arrived: int) -> Record:
         """The record that takes a snapshot back which nothing can replace here."""
         return snapshot._replace(

@@ -387,6 +387,7 @@ def _count(
         bytes_written=run_size + sum(r.bytes_written for r in results),
         snapshots=sum(m.encoding != "void" for r in results for m in r.work.made),
         voided=sum(r.work.voided for r in results),
+        retired=sum(r.work.retired for r in results),
         manifests=len(results),
         objects_deleted=report.objects_deleted + sum(r.objects_deleted for r in results),
         unfolded=unfolded,

@@ -41,6 +41,15 @@ Frequency = Annotated[
         "--snapshot-frequency", metavar="K", min=1, help="K for all channels, not their own."
     ),
 ]
+SnapshotRetention = Annotated[
+    str | None,
+    typer.Option(
+        "--retention",
+        metavar="POLICY",
+        help="Which snapshots stay: 'all', 'newest N' or 'powers of two'.",
+        show_default="all",
+    ),
+]
 Partitions = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Only these partitions, for example 0,3-5."),
@@ -88,7 +97,11 @@ def uri_of(uri: str | None, config: Path | None) -> str:
 
 
 def operation_of(
-    graph: str | None, config: Path | None, serde: str | None, frequency: int | None
+    graph: str | None,
+    config: Path | None,
+    serde: str | None,
+    frequency: int | None,
+    retention: str | None = None,
 ) -> Operation:
     """What the options and the configuration file name.
 
@@ -100,4 +113,6 @@ def operation_of(
         raise InvalidOptionError(
             "--snapshot-frequency needs --graph or --config, which name the channels to fold"
         )
-    return load_operation(graph=graph, config=config, serde=serde, frequency=frequency)
+    return load_operation(
+        graph=graph, config=config, serde=serde, frequency=frequency, retention=retention
+    )

@@ -88,12 +88,19 @@ def _chain_of(row: Record) -> Chain:
 
 
 def _numbered(view: ThreadView, chain: Chain) -> dict[int, Record]:
-    """The values of a channel that have their number already."""
+    """The values of a channel that have their number already, and stay."""
     return {
         r.ordinal: r
         for r in view.records
-        if r.ordinal is not None and _is_value(r) and _chain_of(r) == chain
+        if r.ordinal is not None and _is_value(r) and _chain_of(r) == chain and _stays(r, view)
     }
+
+
+def _stays(row: Record, view: ThreadView) -> bool:
+    """Whether nothing has replaced it: a merge drops a snapshot that was."""
+    if row.kind != Kind.SNAPSHOT:
+        return True
+    return view.snapshot(row.checkpoint_ns, row.checkpoint_id, row.channel or "") is row
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from compactor.job import Job, PartitionJob, by_thread
 from compactor.plan import Plan, make_plan, manifest_etag, plan_from
 from compactor.publish import Publisher, PublishResult
 from compactor.report import Outcome, PartitionReport
-from compactor.snapshots import SnapshotWork
+from compactor.thinning import Place
 from compactor.uploads import Uploads
 from logstore.errors import CorruptObjectError
 from logstore.keys import run_prefix, snapshot_manifest_key
@@ -180,16 +180,19 @@ class Rebuilder(Publisher):
     def _head_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
         raise NeedsHistory
 
-    def _decide(self, read: ThreadRead, old: SnapshotManifest) -> tuple[SnapshotWork, Digest]:
+    def _settle(
+        self, read: ThreadRead, old: SnapshotManifest, result: PublishResult, uploads: Uploads
+    ) -> tuple[list[Record], Digest]:
         former = [r for r in merge(read.view.records).values() if self._is_remade(r)]
         own = [r for r in read.view.records if not self._is_remade(r)]
         bare = replace(read, view=ThreadView(read.view.thread_id, own))
-        work, kept = super()._decide(bare, old)
-        made = {_place(r) for r in work.made}
+        entries, kept = super()._settle(bare, old, result, uploads)
+        work = result.work
+        made = {_place(r) for r in work.made} | work.unreached
         for snapshot in former:
             if snapshot.encoding != Encoding.VOID and _place(snapshot) not in made:
                 work.made.append(self._void(snapshot))
-        return work, kept
+        return entries, kept
 
     def _is_remade(self, record: Record) -> bool:
         if record.kind != Kind.SNAPSHOT:
@@ -198,8 +201,8 @@ class Rebuilder(Publisher):
         return spec is not None or not self._keep_unknown
 
 
-def _place(snapshot: Record) -> tuple[str, str, str | None]:
-    return snapshot.checkpoint_ns, snapshot.checkpoint_id, snapshot.channel
+def _place(snapshot: Record) -> Place:
+    return snapshot.checkpoint_ns, snapshot.checkpoint_id, snapshot.channel or ""
 
 
 def recovered_manifest(store: LogStore, partition: int) -> PartitionManifest | None:

@@ -52,7 +52,8 @@ def show_plan(plan: DryRunStore) -> None:
 
 def show_report(report: Report, verb: str = "compacted") -> None:
     """A row for each partition, and what was left undone."""
-    counters = ("segments", "runs merged", "rows", "written", "snapshots", "voided", "deleted")
+    did = ("segments", "runs merged", "rows", "written")
+    counters = (*did, "snapshots", "voided", "retired", "deleted")
     rows = table("partition", "outcome", *counters, right=("partition", *counters))
     for part in report.partitions:
         rows.add_row(
@@ -64,6 +65,7 @@ def show_report(report: Report, verb: str = "compacted") -> None:
             human_bytes(part.bytes_written),
             f"{part.snapshots}",
             f"{part.voided}",
+            f"{part.retired}",
             f"{part.segments_deleted + part.runs_deleted + part.objects_deleted}",
         )
     console.print(f"{verb} {report.uri} in {report.seconds:.1f} s", markup=False)

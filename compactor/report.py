@@ -38,6 +38,8 @@ class PartitionReport:
     """Snapshots below which a late write was found; those that could be were made anew."""
     segments_left: int = 0
     """Segments that were left to the next job when the time was up."""
+    retired: int = 0
+    """Snapshots that the retention policy does not keep any more."""
     manifests: int = 0
     """Snapshot manifests updated."""
     segments_deleted: int = 0

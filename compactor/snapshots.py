@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from compactor.channels import ChannelSpec, ChannelTable
+from compactor.detach import detached
 from compactor.fold import Folder, Unfoldable
+from compactor.thinning import Place, wanted_snapshots
 from logstore.errors import MissingDataError, ParentCycleError
 from logstore.records import Record
 from logstore.view import NeedsHistory, ThreadView
@@ -83,6 +85,10 @@ class SnapshotWork:
     made: list[Record] = field(default_factory=list)
     """New snapshots, and records that take unusable ones back."""
     voided: int = 0
+    retired: int = 0
+    """Snapshots that the retention policy does not keep any more."""
+    unreached: set[Place] = field(default_factory=set)
+    """Where a fold failed because an ancestor is missing."""
     unfolded: dict[str, str] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
     """Channels with snapshots that another reducer made, and which."""
@@ -118,6 +124,8 @@ class SnapshotMaker:
         self._arrived = arrived
         self._work = SnapshotWork()
         self._refused: dict[str, str] = {}
+        self._wanted: set[Place] | None = None
+        """Where snapshots are to be, if the policy does not keep all that are due."""
 
     def run(self) -> SnapshotWork:
         """Void what late writes made wrong, and fold what is due.
@@ -125,9 +133,18 @@ class SnapshotMaker:
         Raises:
             NeedsHistory: a head view does not reach far enough.
         """
-        for checkpoint in list(parents_first(self._view)):
+        order = list(parents_first(self._view))
+        if self._view.complete and not self._table.retention.is_all:
+            self._wanted = wanted_snapshots(
+                self._view, order, self._table, self._is_due, self._table.retention
+            )
+        for checkpoint in order:
             self._void_at(checkpoint)
             self._fold_at(checkpoint)
+        for checkpoint in order if self._wanted is not None else ():
+            self._retire_at(checkpoint)
+        if self._work.made:
+            self._work.made = detached(self._view, self._work.made, self._load, self._restate)
         return self._work
 
     def _void_at(self, checkpoint: Record) -> None:
@@ -135,6 +152,8 @@ class SnapshotMaker:
         for channel, snapshot in list(self._view.snapshots(ns, checkpoint_id).items()):
             if snapshot_stands(self._view, checkpoint, channel, self._late):
                 continue
+            if not self._view.complete:
+                raise NeedsHistory  # others may have been patched against it
             self._view.void_snapshot(ns, checkpoint_id, channel)
             self._work.voided += 1
             spec = self._table.spec(checkpoint.thread_id, ns, channel)
@@ -158,8 +177,29 @@ class SnapshotMaker:
                 if not spec.made(found):
                     self._work.changed[spec.label] = changed_reducer(found, spec)
                 continue
-            if self._is_due(checkpoint, spec) and (made := self._fold(spec, checkpoint)):
+            if self._is_wanted(checkpoint, spec) and (made := self._fold(spec, checkpoint)):
                 self._add(made)
+
+    def _is_wanted(self, checkpoint: Record, spec: ChannelSpec) -> bool:
+        if self._wanted is not None:
+            return (checkpoint.checkpoint_ns, checkpoint.checkpoint_id, spec.name) in self._wanted
+        if not self._is_due(checkpoint, spec):
+            return False
+        if self._table.retention.is_all:
+            return True
+        if self._view.settled(checkpoint):
+            return False  # it was retired, or could not be folded
+        raise NeedsHistory  # where others are to be follows from the whole thread
+
+    def _retire_at(self, checkpoint: Record) -> None:
+        """Take back the snapshots that the policy does not keep any more."""
+        ns, checkpoint_id = checkpoint.checkpoint_ns, checkpoint.checkpoint_id
+        specs = self._table.specs(checkpoint.thread_id, ns)
+        for channel, snapshot in list(self._view.snapshots(ns, checkpoint_id).items()):
+            if channel in specs and (ns, checkpoint_id, channel) not in (self._wanted or ()):
+                self._view.void_snapshot(ns, checkpoint_id, channel)
+                self._work.retired += 1
+                self._work.made.append(self._folder.void(snapshot, self._arrived))
 
     def _report_unknown(self, checkpoint: Record, channel: str) -> None:
         if channel in counted_channels(checkpoint):
@@ -203,8 +243,15 @@ class SnapshotMaker:
             self._refused[spec.label] = self._work.unfolded[spec.label] = str(error)
         except (MissingDataError, ParentCycleError) as error:
             # An ancestor may still be on its way; a later job finds it.
+            place = (checkpoint.checkpoint_ns, checkpoint.checkpoint_id, spec.name)
+            self._work.unreached.add(place)
             self._work.unfolded.setdefault(spec.label, str(error))
         return None
+
+    def _restate(self, snapshot: Record, value: bytes) -> Record:
+        whole = self._folder.restate(snapshot, value, self._arrived)
+        self._view.add_snapshot(whole)
+        return whole
 
     def _add(self, snapshot: Record) -> None:
         self._view.add_snapshot(snapshot)

@@ -90,7 +90,7 @@ class FoldCheck:
     def _keep(self, made: Record) -> None:
         """Let the next fold begin here, and let go of where this one began."""
         ns, channel = made.checkpoint_ns, made.channel or ""
-        checkpoint = self._bare.checkpoint(ns, made.checkpoint_id)
+        checkpoint = self._bare.ancestor(ns, made.checkpoint_id)
         if checkpoint is not None:
             seed = walk(self._bare, checkpoint, [channel], {})[channel].seed
             if seed is not None and seed.kind == Kind.SNAPSHOT:

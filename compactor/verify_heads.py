@@ -160,7 +160,7 @@ class _Evidence:
             raise NeedsHistory
         writes = view.writes(head.checkpoint_ns, head.checkpoint_id)
         found: dict[str, Any] = {
-            "the checkpoint": (head.checkpoint_id, head.parent_checkpoint_id, self.load([head])),
+            "the checkpoint": (head.checkpoint_id, view.shown_parent(head), self.load([head])),
             "the metadata": (head.metadata_type, head.metadata_value),
             "the pending writes": [
                 (w.task_id, w.task_path, w.idx, w.channel, typed)

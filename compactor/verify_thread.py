@@ -62,12 +62,12 @@ def check_thread(
 
 
 def _checked(ledger: ThreadLedger, view: ThreadView) -> Checked:
-    checkpoints = list(parents_first(view))
+    ancestry = list(parents_first(view))
     return Checked(
         threads=1,
-        checkpoints=len(checkpoints),
+        checkpoints=sum(len(view.checkpoint_ids(ns)) for ns in view.namespaces()),
         values=ledger.values,
-        snapshots=sum(len(view.snapshots(c.checkpoint_ns, c.checkpoint_id)) for c in checkpoints),
+        snapshots=sum(len(view.snapshots(c.checkpoint_ns, c.checkpoint_id)) for c in ancestry),
         proved=ledger.proved,
         heads=ledger.heads,
         findings=tuple(ledger.findings),
@@ -135,4 +135,4 @@ def _is_shown(record: Record, view: ThreadView) -> bool:
     if record.kind == Kind.SNAPSHOT:
         shown = view.snapshot(record.checkpoint_ns, record.checkpoint_id, record.channel or "")
         return shown is record
-    return view.checkpoint(record.checkpoint_ns, record.checkpoint_id) is not None
+    return view.ancestor(record.checkpoint_ns, record.checkpoint_id) is not None
