@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -24,7 +26,10 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.types import Overwrite
 
 from compactor import Outcome, compact
-from compactor.channels import ChannelRule, ChannelSpec, ChannelTable
+from compactor.channels import ChannelRule, ChannelSpec, ChannelTable, default_serde
+from compactor.policy import Retention
+from compactor.rebuild import RebuildJob
+from compactor.verify import verify
 from logstore import LogStoreSaver
 from logstore.objects.memory import MemoryObjectStore
 from logstore.store import LogStore, StoreOptions
@@ -35,14 +40,19 @@ NAMESPACES = ("", "sub:0001")
 THREADS = ("a", "b")
 INLINE_K = 4
 """The graph itself writes a snapshot after so many updates."""
+TEXT = " ".join(f"word{number}" for number in range(60))
+"""Makes a value large enough to be patched."""
+SMALL = {"compactor.plan.FAN_OUT": 3, "compactor.rebase.MIN_CHAIN": 2}
+"""Limits that make tiers and the numbering of patches happen in short histories."""
+POLICIES = ("all", "all", "newest 1", "powers of two")
 
 
-def table(k: int) -> ChannelTable:
+def table(k: int, retention: str = "all") -> ChannelTable:
     rules = []
     for name, channel in DELTAS.items():
         spec = ChannelSpec(name, channel.from_checkpoint(None), k, "machine")
         rules += [ChannelRule(spec), ChannelRule(spec, namespace="sub")]
-    return ChannelTable(rules)
+    return ChannelTable(rules, Retention.parse(retention))
 
 
 @dataclass(frozen=True)
@@ -67,9 +77,11 @@ class Known:
     call: tuple[Any, ...] = ()
 
 
+numbers = st.integers(0, 99)
+items = st.lists(numbers | numbers.map(lambda number: f"{number} {TEXT}"), max_size=2)
 writes_of_a_task = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["d", "d", "e"]), st.lists(st.integers(0, 99), max_size=2)),
+        st.tuples(st.sampled_from(["d", "d", "e"]), items),
         st.tuples(st.just("d"), st.lists(st.integers(0, 9), max_size=2).map(Overwrite)),
         st.tuples(st.sampled_from(["x", "__error__", "__resume__"]), st.integers(0, 9)),
     ),
@@ -95,6 +107,9 @@ class SaverMachine(RuleBasedStateMachine):
         self.model = InMemorySaver()
         self.known: dict[At, Known] = {}
         self.serial = 0
+        self.limits = ExitStack()
+        for name, value in SMALL.items():
+            self.limits.enter_context(patch(name, value))
         self.touched: At | None = None
 
     @property
@@ -105,7 +120,10 @@ class SaverMachine(RuleBasedStateMachine):
         try:
             self.reopen()
             self.compare(self.saver)
+            found = verify(self.saver.store, table(2), default_serde())
+            assert not found.findings, found.findings
         finally:
+            self.limits.close()
             self.saver.close()
             MemoryObjectStore.forget(self.name)
 
@@ -149,7 +167,8 @@ class SaverMachine(RuleBasedStateMachine):
         line = []
         for number in range(length):
             if parent is not None:
-                self.write(parent, [(channel, [number])], "5a", "~__pregel_pull, a")
+                item = f"{number} {TEXT}" if number % 2 else number
+                self.write(parent, [(channel, [item])], "5a", "~__pregel_pull, a")
             at = self.address(thread_id, ns)
             config = parent.config if parent else thread(thread_id, ns)
             self.put(at, parent, set() if parent else {"x"}, config)
@@ -210,7 +229,7 @@ class SaverMachine(RuleBasedStateMachine):
             version = self.model.get_next_version(versions.get(channel), None)
             versions[channel] = version
         counters: dict[str, tuple[int, int]] = {}
-        values: dict[str, Any] = {"x": self.serial} if "x" in updated else {}
+        values: dict[str, Any] = {"x": f"{self.serial} {TEXT}"} if "x" in updated else {}
         for name in DELTAS:
             u, t = before.counters.get(name, (0, 0)) if parent else (0, 0)
             u, t = u + (name in updated), t + 1
@@ -268,12 +287,42 @@ class SaverMachine(RuleBasedStateMachine):
 
     # -- the store's side ------------------------------------------------------------
 
-    @rule(k=st.sampled_from([1, 2, 3, None]), own_process=st.booleans())
-    def compact(self, k: int | None, own_process: bool) -> None:
+    @rule(
+        k=st.sampled_from([1, 2, 3, None]),
+        own_process=st.booleans(),
+        retention=st.sampled_from(POLICIES),
+    )
+    def compact(self, k: int | None, own_process: bool, retention: str) -> None:
         store = self.uri if own_process else self.saver.store
-        report = compact(store, table=table(k) if k else None)
+        report = compact(store, table=table(k, retention) if k else None)
         assert not (k and report.unfolded)
         assert {p.outcome for p in report.partitions} <= {Outcome.COMMITTED, Outcome.IDLE}
+
+    @rule(k=st.sampled_from([1, 2]), retention=st.sampled_from(POLICIES))
+    def rebuild(self, k: int, retention: str) -> None:
+        store = LogStore.open(self.uri)
+        report = RebuildJob(store, table(k, retention), default_serde()).run()
+        store.close()
+        assert not report.unfolded
+        assert {p.outcome for p in report.partitions} == {Outcome.COMMITTED}
+
+    @precondition(lambda self: self.manifests())
+    @rule(number=st.integers(0, 9), damage=st.booleans())
+    def lose_a_manifest_and_rebuild(self, number: int, damage: bool) -> None:
+        """What is derived may be lost or damaged at any point."""
+        found = self.manifests()
+        key = found[number % len(found)]
+        objects = MemoryObjectStore(self.name)
+        if damage:
+            objects.compare_and_swap(key, b"damaged", objects.get(key).etag)
+        else:
+            objects.delete([key])
+        self.rebuild(2, "all")
+
+    def manifests(self) -> list[str]:
+        objects = MemoryObjectStore(self.name)
+        keys = [i.key for page in objects.list("") for i in page.objects]
+        return sorted(k for k in keys if k.endswith("/manifest") or k.startswith("manifests/"))
 
     def reopen(self) -> None:
         self.saver.close()
