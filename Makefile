@@ -3,16 +3,17 @@
 PYTHON ?= python3
 INPUT ?=
 STORE ?=
+THREADS ?= 10000
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench bench-analytics clean
 
 help: ## Show what there is to make
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make demo INPUT=FILE.jsonl STORE=URI   the demo on your own conversations or store"
 
@@ -31,6 +32,10 @@ check: $(STAMP) ## Lint, check the format and the types
 bench: $(STAMP) ## Run the channel and the production benchmark (JSON lines and a summary)
 	@$(BIN)/python -m tests.benchmarks.channel_bench
 	@$(BIN)/python -m tests.benchmarks.production_bench
+
+bench-analytics: $(STAMP) ## Ask a million writes in place, on PostgreSQL and on a Parquet export (needs PostgreSQL)
+	@$(BIN)/python -m pip install --quiet -e '.[bench]'
+	@$(BIN)/python -m tests.benchmarks.analytics_bench --threads $(THREADS)
 
 clean: ## Remove the environment, the demo's store and all caches
 	rm -rf $(VENV) demo-store build dist *.egg-info \

@@ -11,6 +11,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -187,6 +188,17 @@ class RunReader:
                 raise StartAgain
             column = self._values(run, ref.row_group)
             found[ref] = column[ref.row].as_py()
+        return found
+
+    def values_together(self, run: RunEntry, refs: Sequence[ValueRef]) -> list[bytes | None]:
+        """The values that refs into one run point to, in their order.
+
+        Raises:
+            StartAgain: the run is gone.
+        """
+        found: list[bytes | None] = []
+        for group, mine in groupby(refs, key=lambda ref: ref.row_group):
+            found.extend(self._values(run, group).take([ref.row for ref in mine]).to_pylist())
         return found
 
     def _groups(self, run: RunEntry, thread_id: str) -> list[int]:

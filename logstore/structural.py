@@ -82,7 +82,7 @@ def decode(type_: str, data: bytes) -> Any:
         case "bytes" | "bytearray":
             return bytes(data)
         case "msgpack":
-            return _plain(_unpack(data), 0)
+            return _fast(data)
         case "json":
             return _plain(_parse_json(data), 0)
         case _:
@@ -129,6 +129,49 @@ def _too_deep() -> FormatError:
         f"a value is nested deeper than {MAX_DEPTH} levels and is not decoded here; "
         "the saver itself may still be able to read it"
     )
+
+
+def _fast(data: bytes) -> Any:
+    """What almost every value allows: plain data straight from the decoder.
+
+    Keys that are not hashable need the careful way, which keeps maps as pairs.
+    """
+    try:
+        value = _unpack_plain(data, 0)
+        _check_depth(value, MAX_DEPTH - 1)
+    except (TypeError, ValueError, msgpack.UnpackException, FormatError):
+        return _plain(_unpack(data), 0)
+    return value
+
+
+def _unpack_plain(data: bytes, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise _too_deep()
+    return msgpack.unpackb(
+        data,
+        ext_hook=lambda code, payload: _fast_extension(code, payload, depth),
+        strict_map_key=False,
+        timestamp=1,
+    )
+
+
+def _fast_extension(code: int, data: bytes, depth: int) -> Any:
+    try:
+        payload = _unpack_plain(data, depth + 1)
+    except msgpack.StackError:
+        raise
+    except (ValueError, msgpack.UnpackException):
+        payload = None
+    known = _known_extension(code, payload)
+    return {"__ext__": code, "data": data} if known is None else known
+
+
+def _check_depth(node: Any, left: int) -> None:
+    if left < 0:
+        raise _too_deep()
+    for item in node.values() if type(node) is dict else node if type(node) is list else ():
+        if type(item) is dict or type(item) is list:
+            _check_depth(item, left - 1)
 
 
 # -- from what msgpack gives to plain data -----------------------------------------

@@ -10,18 +10,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.manifest import RunEntry
-from logstore.records import SCHEMA, Record, ValueRef
+from logstore.records import SCHEMA, Encoding, Record, ValueRef
 from logstore.runs import INDEX_COLUMNS, RunReader
-from logstore.segment import cast_table, table_to_records
+from logstore.segment import cast_table
 
 SOURCE, GROUP, ROW = "at_source", "at_group", "at_row"
 """The columns in which `aligned` tells where a row lies; rows count within their group."""
 _TAIL_GROUP_ROWS = 20_000
+_MAX_TOGETHER_BYTES = 8 << 20
+"""A thread with more is read value by value, as they are needed."""
+_TIME = SCHEMA.field("ts").type
 
 
 class Source(ABC):
@@ -50,8 +54,16 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def values(self, groups: Sequence[int], rows: Sequence[int]) -> list[bytes | ValueRef | None]:
-        """What a record has for its value, for rows given by group and place in it."""
+    def values(
+        self, groups: Sequence[int], rows: Sequence[int], size: int
+    ) -> list[bytes | ValueRef | None]:
+        """What records have for their values.
+
+        Args:
+            groups: the records' row groups.
+            rows: their places in these.
+            size: about how many bytes the decoded values have together.
+        """
 
 
 @dataclass(frozen=True)
@@ -82,10 +94,15 @@ class RunSource(Source):
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         return cast_table(self.reader.group(self.run, group, columns), schema)
 
-    def values(self, groups: Sequence[int], rows: Sequence[int]) -> list[bytes | ValueRef | None]:
-        """References to the values."""
+    def values(
+        self, groups: Sequence[int], rows: Sequence[int], size: int
+    ) -> list[bytes | ValueRef | None]:
+        """The values themselves, or references to them where they are many bytes."""
         key = self.run.key
-        return [ValueRef(key, group, row) for group, row in zip(groups, rows, strict=True)]
+        refs = [ValueRef(key, group, row) for group, row in zip(groups, rows, strict=True)]
+        if size > _MAX_TOGETHER_BYTES:
+            return [*refs]
+        return [*self.reader.values_together(self.run, refs)]
 
 
 @dataclass(frozen=True)
@@ -113,7 +130,9 @@ class TailSource(Source):
         """Some columns of a slice. See `Source.read`."""
         return self._slice(group).select(list(columns))
 
-    def values(self, groups: Sequence[int], rows: Sequence[int]) -> list[bytes | ValueRef | None]:
+    def values(
+        self, groups: Sequence[int], rows: Sequence[int], size: int
+    ) -> list[bytes | ValueRef | None]:
         """The values themselves."""
         places = [self.position(g) + r for g, r in zip(groups, rows, strict=True)]
         found: list[bytes | ValueRef | None] = self.table["value"].take(places).to_pylist()
@@ -231,33 +250,68 @@ class _Cursor:
 
 
 def threads_of(
-    sources: Sequence[Source], threads: pa.Array | None = None
+    sources: Sequence[Source], threads: pa.Array | None = None, *, empty: bool = True
 ) -> Iterator[tuple[str, pa.Table, list[Record]]]:
     """The records of one thread after the other.
+
+    Args:
+        sources: where they come from.
+        threads: only these.
+        empty: also the records that say that a channel has no value, which no value needs.
 
     Yields:
         The thread, its rows (of which the addresses matter), and a record for each of them.
     """
     for table in aligned(sources, INDEX_COLUMNS, threads):
+        if not empty:
+            table = table.filter(pc.not_equal(table["encoding"], Encoding.EMPTY.value))
         order = pc.sort_indices(table, [("thread_id", "ascending"), (SOURCE, "ascending")])
         rows = table.take(order).combine_chunks()
-        records = _with_values(table_to_records(rows.select(INDEX_COLUMNS)), rows, sources)
+        columns = [_listed(rows[name]) for name in INDEX_COLUMNS]
         start = 0
         for thread_id, count in _run_lengths(rows["thread_id"]):
             end = start + count
-            yield thread_id, rows.slice(start, count), records[start:end]
+            mine = rows.slice(start, count)
+            fields = (column[start:end] for column in columns)
+            values = _values(mine, sources)
+            yield thread_id, mine, list(map(Record, *fields, values))
             start = end
 
 
-def _with_values(records: list[Record], rows: pa.Table, sources: Sequence[Source]) -> list[Record]:
-    numbers, groups, places = (rows[name].to_pylist() for name in (SOURCE, GROUP, ROW))
-    found = list(records)
+def _values(rows: pa.Table, sources: Sequence[Source]) -> list[bytes | ValueRef | None]:
+    """What a thread's records have for their values, read together unless they are many bytes."""
+    numbers, groups, places = (_listed(rows[name]) for name in (SOURCE, GROUP, ROW))
+    size: int = pc.sum(rows["size"]).as_py() or 0
+    found: list[bytes | ValueRef | None] = [None] * len(numbers)
     for number in set(numbers):
         mine = [i for i, n in enumerate(numbers) if n == number]
-        values = sources[number].values([groups[i] for i in mine], [places[i] for i in mine])
+        values = sources[number].values([groups[i] for i in mine], [places[i] for i in mine], size)
         for i, value in zip(mine, values, strict=True):
-            found[i] = records[i]._replace(value=value)
+            found[i] = value
     return found
+
+
+def _listed(column: pa.ChunkedArray) -> list[Any]:
+    """A column as Python values; equal strings become one."""
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if column.type == _TIME:
+        column = column.cast(pa.int64())
+    if pa.types.is_string(column.type):
+        encoded = column.combine_chunks().dictionary_encode()
+        words = [*encoded.dictionary.to_pylist(), None]
+        return [words[i] for i in _numbers(encoded.indices.fill_null(len(words) - 1))]
+    if column.null_count == 0 and column.type in (pa.int32(), pa.int64()):
+        return _numbers(column.combine_chunks())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _numbers(array: pa.Array) -> list[int]:
+    """The values of an array of integers without nulls, several times faster than `to_pylist`."""
+    buffer = memoryview(array.buffers()[1])
+    values = buffer.cast("i") if array.type == pa.int32() else buffer.cast("q")
+    return values[array.offset : array.offset + len(array)].tolist()
 
 
 def _run_lengths(column: pa.ChunkedArray) -> Iterator[tuple[str, int]]:

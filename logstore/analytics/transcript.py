@@ -113,7 +113,7 @@ class Transcript:
             tracked.replace(self._decode(value), _UNDATED)
         elif not self._is_delta(branch, name):
             return
-        else:
+        elif self._ends_early(branch, name):
             walked = walk(self._view, leaf, [name], self._late)[name]
             if walked.seed is not None:
                 rebuilt = MessageList()
@@ -124,6 +124,12 @@ class Transcript:
         firsts = self._dated(branch, name, tracked)
         for position, (key, held) in enumerate(tracked.held.items()):
             yield Entry(held.message, position, firsts[key], leaf)
+
+    def _ends_early(self, branch: Branch, name: str) -> bool:
+        """Whether a walk back may end before the root, or miss an ancestor."""
+        if branch.path[0].parent_checkpoint_id is not None:
+            return True
+        return any(self._value(checkpoint, name) is not None for checkpoint in branch.path)
 
     def _dated(self, branch: Branch, name: str, found: MessageList) -> dict[Any, Record]:
         """The checkpoints that messages first stood in.
