@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
+from compactor.channels import ChannelTable, default_serde
 from compactor.job import Job
 from compactor.report import Outcome, Report
+from logstore.store import LogStore
 
 _MARGIN_S = 1.1
 """A store's `Last-Modified` has whole seconds."""
@@ -58,3 +60,16 @@ def _wait(seconds: float, tell: Tell, sleep: Callable[[float], None]) -> None:
     while (left := end - time.monotonic()) > 0:
         tell(f"waiting {left:.0f} s for the grace of readers to pass")
         sleep(min(1.0, left))
+
+
+def purge_partition(store: LogStore, partition: int, tell: Tell) -> None:
+    """Purge one partition without folding anything; found through an entry point.
+
+    Args:
+        store: an open store.
+        partition: its number.
+        tell: is told what goes on.
+    """
+    settings = store.settings()
+    job = Job(store, ChannelTable(()), default_serde(), purge=True)
+    purge(job, settings.short_grace_s if settings else 0.0, [partition], tell)

@@ -8,6 +8,7 @@ from logstore.cli.advise import advise
 from logstore.cli.common import Commands, run_app
 from logstore.cli.convert import convert
 from logstore.cli.doctor import doctor
+from logstore.cli.erase import erase
 from logstore.cli.export import export
 from logstore.cli.history import history
 from logstore.cli.ingest import ingest
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="""Look into a store of LangGraph checkpoints, create one, fill one.
+    help="""Look into a store of LangGraph checkpoints, create one, fill one, erase from one.
 
     A thread does not load? `stats` shows whether the store is whole, `threads` whether the
     thread is there, `history` its checkpoints and forks, `show` what a checkpoint holds and
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 for command in (
     *(init, threads, history, show, stats, ingest, doctor, advise, convert),
-    *(sql, messages, tail, export),
+    *(sql, messages, tail, export, erase),
 ):
     app.command()(command)
 
