@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from compactor.config import load_operation
+from logstore import LogStoreSaver
 from logstore.cli import app
 from tests.cli.conftest import run, run_json
+from tests.helpers import Script
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +28,7 @@ def blocks(name: str, language: str) -> list[str]:
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    example, _ = blocks("README.md", "python")
+    example = blocks("README.md", "python")[0]
     assert len([line for line in example.splitlines() if line]) <= 15
     uri = (tmp_path / "store").as_uri()
     program = example.replace("file:///var/lib/agents", uri)
@@ -38,7 +41,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
 
 def test_the_example_of_a_configuration_runs(tmp_path: Path) -> None:
     (config,) = blocks("README.md", "yaml")
-    _, program = blocks("README.md", "python")
+    program = blocks("README.md", "python")[1]
     uri = (tmp_path / "store").as_uri()
     (tmp_path / "config.yaml").write_text(config.replace("file:///var/lib/agents", uri))
     command = [sys.executable, "-W", "error", "-c", program]
@@ -48,6 +51,23 @@ def test_the_example_of_a_configuration_runs(tmp_path: Path) -> None:
     assert shown["metadata"]["value"]["deerflow_checkpoint_channel_mode"] == "delta"
     done = run_json("doctor", uri, "--config", str(tmp_path / "config.yaml"))
     assert not [finding for finding in done["findings"] if finding["problem"]]
+
+
+def test_the_calls_that_delete_prune_and_copy_run(tmp_path: Path) -> None:
+    calls = blocks("README.md", "python")[2]
+    with LogStoreSaver.from_conn_string((tmp_path / "store").as_uri(), compaction="off") as saver:
+        for name in ("42", "43"):
+            Script([saver], name).chain(3)
+        exec(calls, {"saver": saver})
+        shown = [c.config["configurable"]["thread_id"] for c in saver.list(None)]
+    assert shown == ["43"]
+
+
+def test_the_retention_that_is_shown_is_understood(tmp_path: Path) -> None:
+    (text,) = blocks("README.md", "toml")
+    path = tmp_path / "compactor.toml"
+    path.write_text(text)
+    assert load_operation(config=path).retention.rule_of("scratch-1").max_age_s == 86_400
 
 
 def test_every_command_that_is_named_exists() -> None:
