@@ -192,8 +192,8 @@ class PartitionJob:
             plan.partition, unreadable=dict(plan.unreadable), segments_left=self.segments_left
         )
         manifest, report = self._collect(report)
-        condemned = orphans(self._store, plan) if plan.tail.segments else []
         sweeps = self._sweeps()
+        condemned = orphans(self._store, plan) if plan.tail.segments or sweeps else []
         if self._is_idle(manifest) and not sweeps:
             return report
         if sweeps:

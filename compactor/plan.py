@@ -12,6 +12,7 @@ from compactor.merge import whole_tombstones
 from logstore.errors import CorruptObjectError, ObjectNotFoundError
 from logstore.keys import partition_manifest_key, run_prefix
 from logstore.manifest import PartitionManifest, RunEntry
+from logstore.objects.base import ObjectInfo
 from logstore.records import SCHEMA
 from logstore.runs import RunReader
 from logstore.segment import with_arrival
@@ -186,12 +187,38 @@ def orphans(store: LogStore, plan: Plan) -> list[str]:
 
     They were left by jobs that lost or were killed. A younger one may belong to a job that
     is about to commit.
+
+    Raises:
+        CorruptObjectError: one was made when a newer manifest existed: that one was lost, and
+            the run may be its.
+        StartAgain: another job committed meanwhile.
     """
     named = {run.key for run in plan.manifest.runs} | plan.manifest.retired.keys()
-    limit = plan.listing.date - plan.settings.long_grace_s
-    return [
-        info.key
+    unnamed = [
+        info
         for page in store.objects.list(run_prefix(plan.partition))
         for info in page.objects
-        if info.key not in named and info.modified < limit
+        if info.key not in named
     ]
+    for info in unnamed:
+        _refuse_if_newer(store, plan, info)
+    limit = plan.listing.date - plan.settings.long_grace_s
+    return [info.key for info in unnamed if info.modified < limit]
+
+
+def _refuse_if_newer(store: LogStore, plan: Plan, run: ObjectInfo) -> None:
+    """Make sure that a run does not come from a newer partition manifest than there is."""
+    try:
+        generation = store.runs.generation(run.key, run.size)
+    except CorruptObjectError:
+        return  # nothing names it, so nobody misses it
+    if generation <= plan.generation:
+        return
+    if manifest_etag(store, plan.partition) != plan.etag:
+        raise StartAgain
+    raise CorruptObjectError(
+        f"the manifest {partition_manifest_key(plan.partition)} is of generation "
+        f"{plan.manifest.generation}, and the run {run.key} of generation {generation}: a newer "
+        "version of the manifest was lost. Restore it from a version or copy of the bucket, or run "
+        "`compactor rebuild`"
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from compactor.report import Report
-from logstore.errors import ObjectStoreError
+from logstore.errors import FormatError, ObjectStoreError, ReadError
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +19,8 @@ def serve(
 ) -> None:
     """Run jobs until SIGTERM or SIGINT; a job under way is finished first.
 
-    A store that does not answer is tried again at the next interval: nothing is lost by
-    compacting later.
+    A store that does not answer, or in which something is damaged, is tried again at the next
+    interval: nothing is lost by compacting later.
     """
     stop = threading.Event()
 
@@ -32,6 +32,6 @@ def serve(
     while not stop.is_set():
         try:
             on_report(run_job())
-        except ObjectStoreError as error:
+        except (ObjectStoreError, FormatError, ReadError) as error:
             logger.error("%s; trying again in %g s", error, interval_s)
         stop.wait(interval_s)

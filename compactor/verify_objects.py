@@ -191,7 +191,7 @@ class _ObjectCheck:
 
     def _unnamed_run(self, info: ObjectInfo, manifest: PartitionManifest) -> None:
         try:
-            generation = self._store.runs.describe(info.key, info.size).generation
+            generation = self._store.runs.generation(info.key, info.size)
         except (StartAgain, FormatError):
             generation = 0
         if generation > manifest.generation + 1:

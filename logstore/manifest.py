@@ -247,7 +247,7 @@ def _unframe(key: str, data: bytes) -> dict[str, Any]:
     if len(data) <= _HEADER_BYTES or data[: len(_MAGIC)] != _MAGIC:
         raise CorruptObjectError(
             f"{key} is not a manifest of logstore, or is truncated ({len(data)} bytes). "
-            "Restore the object from a version or copy of the bucket"
+            "Restore the object from a version or copy of the bucket, or run `compactor rebuild`"
         )
     if data[len(_MAGIC)] > FORMAT_VERSION:
         raise FormatVersionError(
@@ -258,7 +258,7 @@ def _unframe(key: str, data: bytes) -> dict[str, Any]:
     if blake2b(body, digest_size=_DIGEST_BYTES).digest() != data[len(_MAGIC) + 1 : _HEADER_BYTES]:
         raise CorruptObjectError(
             f"manifest {key} fails its checksum; it is truncated or damaged. "
-            "Restore the object from a version or copy of the bucket"
+            "Restore the object from a version or copy of the bucket, or run `compactor rebuild`"
         )
     raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=_MAX_DECODED_BYTES)
     doc: dict[str, Any] = msgpack.unpackb(raw, strict_map_key=False)
