@@ -112,6 +112,24 @@ def test_each_snapshot_is_proved_at_any_point_of_a_history_with_jobs_between(pla
     assert found.checked.proved == found.checked.snapshots > 5
 
 
+@pytest.mark.parametrize("jobs", [True, False])
+def test_a_pruned_thread_is_proved_before_and_after_jobs(place: Place, jobs: bool) -> None:
+    saver = place.saver()
+    script = Script([saver])
+    line = script.chain(9)
+    if jobs:
+        place.compact(channels=D)
+    saver.prune(["t"], strategy="keep_latest", newest=3)
+    script.chain(4, script.put(line[-1]))
+    for _ in range(2):
+        found = verified(place)
+        assert not found.findings
+        assert found.checked.proved == found.checked.snapshots
+        assert found.checked.checkpoints == 8
+        place.compact(channels=D)
+    assert found.checked.proved
+
+
 def test_without_a_reducer_it_says_what_it_could_not_prove(place: Place) -> None:
     lived_in(place)
     found = verified(place, table=table_of())
