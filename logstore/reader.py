@@ -25,7 +25,7 @@ from logstore.objects.base import ObjectStore
 from logstore.records import Kind, Record, Tombstone, weight
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader, StartAgain, Tail
-from logstore.values import ValueDecoder, ValueReader
+from logstore.values import Patched, ValueDecoder, ValueReader
 from logstore.view import HeadScope, NeedsHistory, ThreadView
 from logstore.walk import LateWrites
 
@@ -303,9 +303,9 @@ class ThreadReader:
         manifest = PartitionManifest.decode(key, found.data)
         return manifest.dated(found.modified), found.etag
 
-    def decoder(self, read: ThreadRead) -> ValueDecoder:
-        """Decodes the values of a read's records."""
-        return self._values.decoder(read.view, read.runs)
+    def decoder(self, read: ThreadRead, patched: Patched | None = None) -> ValueDecoder:
+        """Decodes the values of a read's records; what is in `patched` it need not decode."""
+        return self._values.decoder(read.view, read.runs, patched)
 
 
 class Elapsed:

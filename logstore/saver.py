@@ -535,7 +535,7 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
 
     def _builder(self, read: ThreadRead) -> TupleBuilder:
         store = self.store
-        decoder = store.reader.decoder(read)
+        decoder = store.reader.decoder(read, store.patched)
         return TupleBuilder(read, self.serde, decoder, store.bases.learn, store.histories)
 
     def _whole(self, thread_id: str) -> ThreadRead:

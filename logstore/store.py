@@ -40,7 +40,7 @@ from logstore.reader import ThreadRead, ThreadReader
 from logstore.records import FORMAT_VERSION, Record
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader
-from logstore.values import TypedHistory, ValueReader
+from logstore.values import Patched, TypedHistory, ValueReader
 
 logger = logging.getLogger(__name__)
 DEFAULT_PARTITIONS = 4
@@ -371,6 +371,11 @@ class LogStore:
         return self._process().histories
 
     @property
+    def patched(self) -> Patched:
+        """Values that were stored as patches, decoded."""
+        return self._process().patched
+
+    @property
     def log(self) -> LogReader:
         """The reader of the log."""
         return self._process().log
@@ -418,7 +423,7 @@ class _Runtime:
         self.io = ThreadPoolExecutor(options.io_threads, "logstore-io")
         self.calls = ThreadPoolExecutor(options.io_threads, "logstore-call")
         self._lane_pool = ThreadPoolExecutor(options.io_threads, "logstore-lane")
-        budget = options.cache_bytes // 6
+        budget = options.cache_bytes // 7
         directory = None
         if options.cache_dir is not None:
             directory = DirectoryCache(options.cache_dir, options.cache_dir_bytes, objects.uri)
@@ -426,6 +431,7 @@ class _Runtime:
         self.runs = RunReader(objects, ByteCache(budget), directory)
         self.values = ValueReader(objects, self.io, self.runs, ByteCache(budget), directory)
         self._manifests: ByteCache[Any] = ByteCache(budget)
+        self.patched: Patched = ByteCache(budget)
         self.reads: VersionedCache[ThreadRead] = VersionedCache(options.history_entries, budget)
         self.histories: VersionedCache[TypedHistory] = VersionedCache(
             options.history_entries, budget

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple
@@ -25,6 +25,10 @@ _MAX_VALUE_BYTES = 1 << 30
 _OBJECT_MAGIC = b"LSV1"
 Typed = tuple[str, bytes]
 """The serde's tag and bytes."""
+
+
+Patched = ByteCache[tuple[Typed, int]]
+"""What patches were decoded to, by thread, type, size and checksum, each with its links."""
 
 
 class TypedHistory(NamedTuple):
@@ -84,14 +88,17 @@ class ValueReader:
         """Begin to read snapshot objects; each result waits for one."""
         return [self._executor.submit(self.object, key).result for key in keys]
 
-    def decoder(self, view: ThreadView, runs: Mapping[str, RunEntry]) -> ValueDecoder:
+    def decoder(
+        self, view: ThreadView, runs: Mapping[str, RunEntry], patched: Patched | None = None
+    ) -> ValueDecoder:
         """Decodes values of one thread.
 
         Args:
             view: the thread, in which patches find what they were made against.
             runs: the runs that `ValueRef`s name, by key.
+            patched: what need not be decoded again; None to prove each value from its record.
         """
-        return ValueDecoder(self, view, runs, self._runs)
+        return ValueDecoder(self, view, runs, self._runs, patched)
 
     def object(self, key: str) -> bytes:
         """The value in a snapshot object.
@@ -120,12 +127,14 @@ class ValueDecoder:
         view: ThreadView,
         runs: Mapping[str, RunEntry],
         run_reader: RunReader,
+        patched: Patched | None,
     ) -> None:
         """Decode records of `view`."""
         self._values = values
         self._dictionaries = Dictionaries(view)
         self._runs = runs
         self._run_reader = run_reader
+        self._patched = patched
         self._decoded: dict[int, tuple[Record, Typed, int]] = {}
 
     def load(self, records: Sequence[Record]) -> list[Typed]:
@@ -157,7 +166,7 @@ class ValueDecoder:
         opened: set[int] = set()
         while stack:
             top = stack[-1]
-            if id(top) in self._decoded:
+            if id(top) in self._decoded or self._recall(top):
                 stack.pop()
                 continue
             needed = [] if top.encoding != Encoding.PATCH else self._needed(top)
@@ -169,8 +178,22 @@ class ValueDecoder:
                 stack.extend(waiting)
                 continue
             links = 1 + max((self.links(r) for r in needed), default=0) if needed else 0
-            self._decoded[id(top)] = (top, self._decode(stack.pop()), links)
+            self._keep(top, self._decode(stack.pop()), links)
         return self._decoded[id(record)][1]
+
+    def _recall(self, record: Record) -> bool:
+        """Take over what a patch was decoded to before, if that is known."""
+        if self._patched is None or record.encoding != Encoding.PATCH:
+            return False
+        known = self._patched.get(_content_of(record))
+        if known is not None:
+            self._decoded[id(record)] = (record, *known)
+        return known is not None
+
+    def _keep(self, record: Record, typed: Typed, links: int) -> None:
+        self._decoded[id(record)] = (record, typed, links)
+        if self._patched is not None and record.encoding == Encoding.PATCH:
+            self._patched.put(_content_of(record), (typed, links), 400 + len(typed[1]))
 
     def _needed(self, patch: Record) -> list[Record]:
         choices = self._dictionaries.choices(patch)
@@ -213,6 +236,10 @@ class ValueDecoder:
         if isinstance(record.value, ValueRef):
             return self._run_reader.values(self._runs, [record.value])[record.value]
         return record.value
+
+
+def _content_of(record: Record) -> Hashable:
+    return (record.thread_id, record.type, record.size, record.checksum)
 
 
 def _where(record: Record) -> str:
