@@ -95,7 +95,7 @@ def _create_views(
     files: RunFiles,
     read: Mapping[str, Streams],
 ) -> None:
-    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
     if files.filesystem is not None:
         connection.register_filesystem(files.filesystem)
     connection.execute(f"CREATE VIEW records AS {_records(connection, partitions, files)}")

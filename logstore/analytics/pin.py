@@ -80,6 +80,11 @@ class PinnedPartition:
             return deletion_vectors(self.sources)
 
     @property
+    def tail_segments(self) -> int:
+        """How many segments of the listed log no compaction has merged."""
+        return len(self.listing.arrived.keys() - self.manifest.merged.keys())
+
+    @property
     def hidden_in_runs(self) -> DeletionVectors:
         """The same without the tail."""
         tail = len(self.sources) - 1

@@ -13,6 +13,7 @@ from logstore.cli.export import export
 from logstore.cli.history import history
 from logstore.cli.ingest import ingest
 from logstore.cli.messages import messages
+from logstore.cli.report import report
 from logstore.cli.show import show
 from logstore.cli.sql import sql
 from logstore.cli.stores import init, stats
@@ -37,7 +38,7 @@ app = typer.Typer(
 )
 for command in (
     *(init, threads, history, show, stats, ingest, doctor, advise, convert),
-    *(sql, messages, tail, export, erase),
+    *(sql, messages, tail, export, report, erase),
 ):
     app.command()(command)
 
