@@ -31,6 +31,8 @@ class CheckpointRow:
     parent_checkpoint_id: str | None
     parent_missing: bool
     """Whether it has a parent that is not in the store."""
+    parent_hidden: bool
+    """Whether its parent was hidden by a prune or with its run."""
     head: bool
     """Whether a read without a checkpoint id finds this one."""
     on_path: bool
@@ -62,14 +64,15 @@ def checkpoint_rows(read: ThreadRead, ns: str) -> list[CheckpointRow]:
     children = Counter(record.parent_checkpoint_id for record in records)
     rows = []
     for record in records:
-        here = record.checkpoint_id
+        here, parent = record.checkpoint_id, record.parent_checkpoint_id
         stored = {ch: view.stored_value(record, ch) for ch in view.versions(record)}
         stored.update(view.inline_values(ns, here))
         rows.append(
             CheckpointRow(
                 checkpoint_id=here,
                 parent_checkpoint_id=record.parent_checkpoint_id,
-                parent_missing=record.parent_checkpoint_id not in (None, *ids),
+                parent_missing=parent is not None and view.ancestor(ns, parent) is None,
+                parent_hidden=view.is_boundary(record),
                 head=here == ids[-1],
                 on_path=here in path,
                 children=children[here],
@@ -94,7 +97,7 @@ def path_to_root(read: ThreadRead, ns: str, checkpoint_id: str) -> list[str]:
     path: list[str] = []
     current: str | None = checkpoint_id
     while current is not None and current not in path:
-        record = read.view.checkpoint(ns, current)
+        record = read.view.ancestor(ns, current)
         if record is None:
             break
         path.append(current)
@@ -172,6 +175,8 @@ def _parent(row: CheckpointRow, below: CheckpointRow | None) -> str:
         return "-"
     if row.parent_missing:
         return f"{parent} (missing)"
+    if row.parent_hidden:
+        return f"{parent} (hidden)"
     return "↓" if below and parent == below.checkpoint_id else parent
 
 

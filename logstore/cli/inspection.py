@@ -68,6 +68,8 @@ class Inspection:
 
     checkpoint: Record
     head: bool
+    parent_hidden: bool
+    """Whether its parent was hidden by a prune or with its run."""
     metadata: Stored
     channels: tuple[Channel, ...]
     pending: tuple[Stored, ...]
@@ -128,6 +130,7 @@ class _Inspector:
         return Inspection(
             checkpoint=checkpoint,
             head=head is not None and head.checkpoint_id == checkpoint.checkpoint_id,
+            parent_hidden=self._view.is_boundary(checkpoint),
             metadata=metadata,
             channels=channels,
             pending=pending,

@@ -17,13 +17,14 @@ _SHOWN_WRITES = 20
 def print_checkpoint(found: Inspection) -> None:
     """A checkpoint on the screen: its facts, its channels, what is replayed, what is pending."""
     record = found.checkpoint
+    hidden = " (hidden)" if found.parent_hidden else ""
     facts = table("", "")
     facts.show_header = False
     for name, text in (
         ("thread", record.thread_id),
         ("namespace", record.checkpoint_ns or "(root)"),
         ("checkpoint", record.checkpoint_id + ("  (head)" if found.head else "")),
-        ("parent", record.parent_checkpoint_id or "-"),
+        ("parent", f"{record.parent_checkpoint_id or '-'}{hidden}"),
         ("saved", f"{human_time(record.ts)} UTC, step {record.step}, source {record.source}"),
         ("run", record.run_id or "-"),
         ("metadata", found.metadata.error or preview(found.metadata.value, 400)),
