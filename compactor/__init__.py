@@ -12,6 +12,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from compactor.channels import ChannelTable, default_serde, table_of
 from compactor.job import Job, Progress
+from compactor.memory import MemoryBudget
 from compactor.report import Outcome, PartitionReport, Report
 from logstore.store import LogStore
 
@@ -30,6 +31,7 @@ def compact(
     partitions: Collection[int] | None = None,
     max_runtime_s: float | None = None,
     progress: Progress | None = None,
+    memory: str | None = None,
     **backend: Any,
 ) -> Report:
     """Run one compaction job.
@@ -45,6 +47,7 @@ def compact(
         partitions: only these; all by default.
         max_runtime_s: begin nothing after so many seconds.
         progress: is called after each partition.
+        memory: what the job may hold at a time, such as `256MB`; 512 MB by default.
         backend: options of the object store, if `store` is a URI.
 
     Returns:
@@ -57,10 +60,14 @@ def compact(
     if table is None:
         table = table_of(graph=graph, channels=channels, frequency=frequency, retention=retention)
     serde = serde or default_serde(graph)
-    if isinstance(store, LogStore):
-        return Job(store, table, serde, max_runtime_s=max_runtime_s).run(partitions, progress)
-    opened = LogStore.open(store, **backend)
+    budget = MemoryBudget() if memory is None else MemoryBudget.parse(memory)
+    if isinstance(store, str):
+        opened = LogStore.open(store, budget.store_options(), **backend)
+    else:
+        opened = store
     try:
-        return Job(opened, table, serde, max_runtime_s=max_runtime_s).run(partitions, progress)
+        job = Job(opened, table, serde, max_runtime_s=max_runtime_s, memory=budget)
+        return job.run(partitions, progress)
     finally:
-        opened.close()
+        if opened is not store:
+            opened.close()

@@ -11,10 +11,12 @@ import typer
 from compactor.config import Operation
 from compactor.dryrun import DryRunStore
 from compactor.job import Job
+from compactor.memory import limit_heap
 from compactor.options import (
     Config,
     Frequency,
     Graph,
+    Memory,
     Partitions,
     Serde,
     SnapshotRetention,
@@ -92,6 +94,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what the job would do, and write nothing.")
     ] = False,
+    memory: Memory = None,
     json: Json = False,
 ) -> None:
     """Run one job: merge, fold, publish, commit, delete what has passed its grace.
@@ -111,10 +114,12 @@ def run(
 
       compactor run --config config.yaml
     """
-    operation = operation_of(graph, config, serde, frequency, retention)
+    operation = operation_of(graph, config, serde, frequency, retention, memory)
+    limit_heap()
     if dry_run and purge:
         raise InvalidOptionError("--dry-run writes nothing, so there is nothing to purge")
-    with existing_store(uri_of(uri, config)) as store, status_line() as tell:
+    options = operation.memory.store_options()
+    with existing_store(uri_of(uri, config), options) as store, status_line() as tell:
         chosen = parse_partitions(partitions)
         if purge:
             apply_retention(store, operation.retention, chosen)
@@ -123,9 +128,15 @@ def run(
         tell("looking for what retention does not keep")
         retired = apply_retention(store, operation.retention, chosen, dry_run=dry_run)
         plan = DryRunStore(store.objects) if dry_run else None
-        target = LogStore(plan) if plan else store
+        target = LogStore(plan, options) if plan else store
         tell("compacting")
-        job = Job(target, operation.table, operation.serde, max_runtime_s=max_runtime)
+        job = Job(
+            target,
+            operation.table,
+            operation.serde,
+            max_runtime_s=max_runtime,
+            memory=operation.memory,
+        )
         report = job.run(chosen)
     planned = {} if plan is None else plan.to_dict()
     if json:
@@ -146,7 +157,7 @@ def _run_purge(
 ) -> None:
     settings = store.settings()
     grace_s = settings.short_grace_s if settings else 0.0
-    job = Job(store, operation.table, operation.serde, purge=True)
+    job = Job(store, operation.table, operation.serde, purge=True, memory=operation.memory)
     first, last = run_purge(job, grace_s, partitions, tell)
     if json:
         print_json({**first.to_dict(), "purge": last.to_dict()})
@@ -164,6 +175,7 @@ def serve_(
     frequency: Frequency = None,
     retention: SnapshotRetention = None,
     partitions: Partitions = None,
+    memory: Memory = None,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="The pause between two jobs.")
     ] = 30.0,
@@ -174,11 +186,12 @@ def serve_(
 
       compactor serve s3://bucket/agents --graph my_app.agent:graph --interval 30
     """
-    operation = operation_of(graph, config, serde, frequency, retention)
+    operation = operation_of(graph, config, serde, frequency, retention, memory)
+    limit_heap()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    with existing_store(uri_of(uri, config)) as store:
+    with existing_store(uri_of(uri, config), operation.memory.store_options()) as store:
         chosen = parse_partitions(partitions)
-        job = Job(store, operation.table, operation.serde)
+        job = Job(store, operation.table, operation.serde, memory=operation.memory)
         hourly = HourlyRetention(store, operation.retention)
 
         def run_job() -> Report:

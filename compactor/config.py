@@ -5,6 +5,7 @@
     graph = "my_app.agent:graph"          # the delta channels of a compiled graph, and/or
     serde = "my_app.storage:serde"        # the saver's serde, if it is not LangGraph's own
     snapshot_frequency = 10               # K for all channels, instead of their own
+    memory = "512MB"                      # what a job may hold, see `MemoryBudget`
 
     [snapshots]
     retention = "all"                     # or "newest 20", or "powers of two"
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from compactor.channels import (
     default_serde,
     graph_rules,
 )
+from compactor.memory import MemoryBudget
 from compactor.policy import Retention
 from compactor.retention import RetentionPolicy, only_keys
 from logstore.channels import delta_messages
@@ -51,7 +53,7 @@ from logstore.config import load_config, load_object
 from logstore.errors import InvalidOptionError
 from logstore.modes import MESSAGES
 
-_TOP_KEYS = {"graph", "serde", "snapshot_frequency", "channels", "snapshots", "retention"}
+_TOP_KEYS = {"graph", "serde", "snapshot_frequency", "memory", "channels", "snapshots", "retention"}
 _CHANNEL_KEYS = {"reducer", "type", "snapshot_frequency", "namespace", "thread_prefix"}
 
 
@@ -62,6 +64,7 @@ class Operation:
     table: ChannelTable
     serde: SerializerProtocol
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
 
 
 def load_operation(
@@ -71,6 +74,7 @@ def load_operation(
     serde: str | None = None,
     frequency: int | None = None,
     retention: str | None = None,
+    memory: str | None = None,
 ) -> Operation:
     """Read the command's options and the configuration file; an option wins over the file.
 
@@ -79,7 +83,7 @@ def load_operation(
         ReducerImportError: an import path does not resolve.
     """
     if config is not None and is_of_application(config):
-        return _of_application(config, graph, serde, frequency, retention)
+        return _of_application(config, graph, serde, frequency, retention, memory)
     doc = _read(config) if config is not None else {}
     frequency = frequency if frequency is not None else _positive(doc, "snapshot_frequency", config)
     graph = graph or doc.get("graph")
@@ -95,7 +99,9 @@ def load_operation(
     chosen = default_serde(compiled) if serde is None else load_object(serde)
     thinning = Retention.parse(retention or _snapshot_retention(doc, config))
     policy = RetentionPolicy.parse(doc.get("retention", {}), f"{config}")
-    return Operation(ChannelTable(rules, thinning), chosen, policy)
+    size = memory or doc.get("memory")
+    budget = MemoryBudget() if size is None else MemoryBudget.parse(f"{size}")
+    return Operation(ChannelTable(rules, thinning), chosen, policy, budget)
 
 
 def is_of_application(path: Path) -> bool:
@@ -109,15 +115,18 @@ def _of_application(
     serde: str | None,
     frequency: int | None,
     retention: str | None,
+    memory: str | None,
 ) -> Operation:
     """The application's own config.yaml: in delta mode its messages are folded at its cadence."""
-    found = load_operation(graph=graph, serde=serde, frequency=frequency, retention=retention)
+    found = load_operation(
+        graph=graph, serde=serde, frequency=frequency, retention=retention, memory=memory
+    )
     k = load_config(path).database.snapshot_frequency
     if k is None:
         return found
     k = frequency or k
     rule = ChannelRule(ChannelSpec(MESSAGES, delta_messages(k), k, f"{path}"))
-    return Operation(found.table.after(rule), found.serde)
+    return replace(found, table=found.table.after(rule))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from compactor.channels import ChannelSpec
+from compactor.rebase import links_of
 from logstore.blocked import blocked_classes
 from logstore.records import Encoding, Kind, Record, checksum_of
 from logstore.values import Typed
@@ -98,6 +99,7 @@ class Folder:
             type=type_,
             value=value,
             encoding=Encoding.RAW,
+            size=len(value),
             checksum=checksum_of(type_, value),
             run_id=checkpoint.run_id,
             source=checkpoint.source,
@@ -135,7 +137,11 @@ class Folder:
             encoding=Encoding.VOID,
             type=None,
             value=None,
+            size=None,
             checksum=None,
+            base_version=None,
+            dictionary=None,
+            ordinal=None,
             stamp=self._stamp(),
             writer=self._job,
             seq=self._generation,
@@ -252,6 +258,7 @@ def cover_of(history: ChannelHistory, graves: int, spec: ChannelSpec) -> str:
         },
         "reducer": spec.reducer,
         "fingerprint": spec.fingerprint,
+        "links": 1 if seed is None else links_of(seed) + 1,
     }
     return json.dumps(doc, separators=(",", ":"))
 

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import logging
 import secrets
+import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from compactor.backlog import BatchLimit
 from compactor.channels import ChannelTable
 from compactor.fold import Folder
-from compactor.merge import merge_tables, write_run
-from compactor.plan import Plan, Tier, choose_tier, deleted_threads, last_commit, make_plan, orphans
+from compactor.memory import MemoryBudget, return_freed
+from compactor.merger import MergeOutput, Merger
+from compactor.plan import Plan, last_commit, make_plan, orphans
 from compactor.publish import LostJob, Publisher, PublishResult
-from compactor.rebase import chains_to_rebase, rebase_thread
+from compactor.publishing import Published, by_thread, publish_threads
 from compactor.report import Outcome, PartitionReport, Report
+from compactor.spill import SortedChunks
 from compactor.sweep import SWEEP_INTERVAL_S, Swept, sweep
 from logstore.errors import (
     ConditionFailedError,
@@ -31,12 +34,10 @@ from logstore.errors import (
     ObjectNotFoundError,
     OutcomeUnknownError,
 )
-from logstore.keys import partition_manifest_key, run_key
-from logstore.lanes import store_once
-from logstore.manifest import PartitionManifest, RunEntry
+from logstore.keys import partition_manifest_key
+from logstore.manifest import PartitionManifest
 from logstore.reader import until_stable
 from logstore.records import Record
-from logstore.segment import records_to_table, table_to_records
 from logstore.store import LogStore, Settings
 from logstore.tail import StartAgain
 
@@ -58,6 +59,7 @@ class Job:
         parallel: int = 8,
         purge: bool = False,
         max_runtime_s: float | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         """Compact `store`, folding what `table` names with `serde`.
 
@@ -70,6 +72,7 @@ class Job:
                 over at once.
             max_runtime_s: begin nothing after so many seconds; what was done is committed,
                 and the next job goes on with the partitions that have waited longest.
+            memory: what it may hold; `store` is best opened with its `store_options`.
         """
         self.id = f"job{secrets.token_hex(8)}"
         self._store = store
@@ -78,6 +81,7 @@ class Job:
         self._parallel = parallel
         self._purge = purge
         self._max_runtime_s = max_runtime_s
+        self._memory = memory or MemoryBudget()
 
     def run(
         self, partitions: Collection[int] | None = None, progress: Progress | None = None
@@ -114,6 +118,7 @@ class Job:
         return sorted(partitions, key=lambda number: last_commit(self._store, number) or 0.0)
 
     def _partition(self, settings: Settings, partition: int, until: float) -> PartitionReport:
+        """Commit after commit, until one has merged all segments that it found."""
         report = self._attempt(settings, partition)
         while report.segments_left and report.outcome == Outcome.COMMITTED:
             if time.monotonic() >= until:
@@ -127,13 +132,26 @@ class Job:
         except (LostJob, StartAgain):
             logger.info("partition %d: another job committed first", partition)
             return PartitionReport(partition, Outcome.LOST)
+        finally:
+            return_freed()
 
     def _begin(self, settings: Settings, partition: int) -> PartitionJob:
-        plan = until_stable(lambda: make_plan(self._store, settings, partition))
-        batch = plan if self._max_runtime_s is None else plan.oldest(BATCH_SEGMENTS)
-        job = PartitionJob(self._store, batch, self._table, self._serde, self.id, purge=self._purge)
-        job.segments_left = len(plan.tail.segments) - len(batch.tail.segments)
-        return job
+        plan = until_stable(lambda: make_plan(self._store, settings, partition, self._limit))
+        return PartitionJob(
+            self._store,
+            plan,
+            self._table,
+            self._serde,
+            self.id,
+            purge=self._purge,
+            memory=self._memory,
+        )
+
+    @property
+    def _limit(self) -> BatchLimit:
+        """How much one commit takes."""
+        segments = None if self._max_runtime_s is None else BATCH_SEGMENTS
+        return BatchLimit(self._memory.batch, segments)
 
 
 def _known(uri: str, settings: Settings, partitions: Collection[int] | None) -> list[int]:
@@ -144,15 +162,6 @@ def _known(uri: str, settings: Settings, partitions: Collection[int] | None) -> 
                 f"the store {uri} has partitions 0 to {settings.partitions - 1}, not {partition}"
             )
     return list(wanted)
-
-
-@dataclass(frozen=True)
-class _Output:
-    """What a job wants to commit."""
-
-    tier: Tier
-    run: RunEntry | None
-    bytes_read: int
 
 
 class PartitionJob:
@@ -167,10 +176,10 @@ class PartitionJob:
         job: str,
         *,
         purge: bool = False,
+        memory: MemoryBudget | None = None,
     ) -> None:
-        """Carry out `plan`; `purge` as in `Job`."""
-        self.segments_left = 0
-        """How many of the log's segments the plan leaves to the next job."""
+        """Carry out `plan`; `purge` and `memory` as in `Job`."""
+        self._memory = memory or MemoryBudget()
         self._purge = purge
         settings = plan.settings
         self._grace_s = settings.short_grace_s if purge else settings.long_grace_s
@@ -189,7 +198,7 @@ class PartitionJob:
         """
         plan = self._plan
         report = PartitionReport(
-            plan.partition, unreadable=dict(plan.unreadable), segments_left=self.segments_left
+            plan.partition, unreadable=dict(plan.unreadable), segments_left=plan.left
         )
         manifest, report = self._collect(report)
         sweeps = self._sweeps()
@@ -198,11 +207,9 @@ class PartitionJob:
             return report
         if sweeps:
             manifest = replace(manifest, swept=plan.listing.date)
-        fresh = plan.fresh_table()
-        results = self._publish(fresh, parallel)
-        made = [r for result in results for r in (*result.work.made, *result.tombstones)]
-        output = self._merge(fresh, made)
-        report = _count(report, plan, results, output)
+        with tempfile.TemporaryDirectory(prefix="compactor-") as folder:
+            published, output = self._publish_and_merge(Path(folder), parallel)
+        report = _count(report, plan, published, output)
         committed = self._next_manifest(manifest, output, condemned, report)
         size = self._commit(committed)
         if condemned:
@@ -252,83 +259,39 @@ class PartitionJob:
         )
         return left, report
 
-    # -- publishing --------------------------------------------------------------
+    # -- publishing and merging ----------------------------------------------------
 
-    def _publish(self, fresh: pa.Table, parallel: int) -> list[PublishResult]:
-        threads = self._to_publish(fresh)
-        with ThreadPoolExecutor(parallel, "compactor") as pool:
-            return list(pool.map(lambda item: self._publisher_of(item[0]).publish(*item), threads))
+    def _publish_and_merge(self, folder: Path, parallel: int) -> tuple[Published, MergeOutput]:
+        made = SortedChunks(folder, self._memory.chunk)
+        threads = self._to_publish(self._plan.fresh)
+        published = publish_threads(self._publish, threads, made, parallel, self._memory.publishing)
+        return_freed()
+        merger = Merger(self._store, self._plan, self._publisher, self._job, folder, self._memory)
+        return published, merger.run(made)
 
-    def _to_publish(self, fresh: pa.Table) -> list[tuple[str, list[Record]]]:
-        """The threads to publish, each with its new records."""
+    def _to_publish(self, fresh: pa.Table) -> Iterable[tuple[str, pa.Table]]:
+        """The threads to publish, each with its new rows."""
         return by_thread(fresh)
 
-    def _publisher_of(self, thread_id: str) -> Publisher:
-        return self._publisher
-
-    # -- merging -----------------------------------------------------------------
-
-    def _merge(self, fresh: pa.Table, made: Sequence[Record]) -> _Output:
-        plan = self._plan
-        if not fresh.num_rows and not made:
-            return _Output(Tier((), 0), None, 0)
-        tier = choose_tier(plan.manifest, self._store.runs, deleted_threads(fresh))
-        tables = [fresh, records_to_table(made)]
-        tables += [self._store.runs.whole(run) for run in tier.inputs]
-        merged = self._rebased(merge_tables(tables), fresh)
-        read = fresh.nbytes + sum(run.size for run in tier.inputs)
-        if not merged.num_rows:
-            return _Output(tier, None, read)
-        body = write_run(merged, {"job": self._job, "generation": plan.generation})
-        key = run_key(plan.partition, tier.level, secrets.token_hex(12))
-        store_once(self._store.objects, key, body)
-        threads = merged["thread_id"]
-        bounds = pc.min_max(threads)
-        run = RunEntry(
-            key=key,
-            level=tier.level,
-            rows=merged.num_rows,
-            size=len(body),
-            first_thread=bounds["min"].as_py(),
-            last_thread=bounds["max"].as_py(),
-            generation=plan.generation,
-        )
-        return _Output(tier, run, read)
-
-    def _rebased(self, merged: pa.Table, fresh: pa.Table) -> pa.Table:
-        """The table with long chains of patches numbered and patched anew."""
-        threads = pa.array(sorted(chains_to_rebase(merged)), pa.string())
-        if not len(threads):
-            return merged
-        mask = pc.is_in(merged["thread_id"], threads)
-        new = dict(by_thread(fresh.filter(pc.is_in(fresh["thread_id"], threads))))
-        parts = [merged.filter(pc.invert(mask))]
-        for thread_id, rows in by_thread(merged.filter(mask)):
-            read = self._publisher.whole_thread(thread_id, [*new.get(thread_id, ()), *rows])
-            decoder = self._store.reader.decoder(read)
-            parts.append(records_to_table(rebase_thread(read, rows, decoder)))
-        return merge_tables(parts)
+    def _publish(self, thread_id: str, records: Sequence[Record]) -> PublishResult:
+        return self._publisher.publish(thread_id, records)
 
     # -- committing --------------------------------------------------------------
 
     def _next_manifest(
         self,
         left: PartitionManifest,
-        output: _Output,
+        output: MergeOutput,
         condemned: Sequence[str],
         report: PartitionReport,
     ) -> PartitionManifest:
-        replaced = {run.key for run in output.tier.inputs}
-        runs = [run for run in left.runs if run.key not in replaced]
-        if output.run is not None:
-            runs.append(output.run)
         return PartitionManifest(
             partition=left.partition,
             generation=self._plan.generation,
             job=self._job,
-            runs=tuple(runs),
+            runs=output.applied_to(left.runs),
             merged={**left.merged, **dict.fromkeys(self._plan.tail.segments)},
-            retired={**left.retired, **dict.fromkeys(replaced)},
+            retired={**left.retired, **dict.fromkeys(sorted(output.replaced))},
             condemned=tuple(condemned),
             unfolded=report.unfolded if report.manifests else left.unfolded,
             changed=report.changed if report.manifests else left.changed,
@@ -353,45 +316,24 @@ class PartitionJob:
         return len(body)
 
 
-def by_thread(table: pa.Table) -> list[tuple[str, list[Record]]]:
-    """A table's records by thread."""
-    ordered = table.take(pc.sort_indices(table["thread_id"]))
-    threads = ordered["thread_id"].combine_chunks()
-    found: list[tuple[str, list[Record]]] = []
-    start = 0
-    if not table.num_rows:
-        return found
-    for end in pc.run_end_encode(threads).run_ends.to_pylist():
-        part = ordered.slice(start, end - start)
-        found.append((threads[start].as_py(), table_to_records(part)))
-        start = end
-    return found
-
-
 def _count(
-    report: PartitionReport, plan: Plan, results: Sequence[PublishResult], output: _Output
+    report: PartitionReport, plan: Plan, published: Published, output: MergeOutput
 ) -> PartitionReport:
-    unfolded: dict[str, str] = {}
-    changed: dict[str, str] = {}
-    for result in results:
-        unfolded.update(result.work.unfolded)
-        changed.update(result.work.changed)
-    run_size = output.run.size if output.run else 0
     return replace(
         report,
         segments_merged=len(plan.tail.segments),
-        runs_merged=len(output.tier.inputs),
-        runs_written=1 if output.run else 0,
-        rows_written=output.run.rows if output.run else 0,
+        runs_merged=len(output.replaced),
+        runs_written=len(output.runs),
+        rows_written=sum(run.rows for run in output.runs),
         bytes_read=output.bytes_read,
-        bytes_written=run_size + sum(r.bytes_written for r in results),
-        snapshots=sum(m.encoding != "void" for r in results for m in r.work.made),
-        voided=sum(r.work.voided for r in results),
-        retired=sum(r.work.retired for r in results),
-        manifests=len(results),
-        objects_deleted=report.objects_deleted + sum(r.objects_deleted for r in results),
-        unfolded=unfolded,
-        changed=changed,
+        bytes_written=sum(run.size for run in output.runs) + published.bytes_written,
+        snapshots=published.snapshots,
+        voided=published.voided,
+        retired=published.retired,
+        manifests=published.manifests,
+        objects_deleted=report.objects_deleted + published.objects_deleted,
+        unfolded=published.unfolded,
+        changed=published.changed,
     )
 
 

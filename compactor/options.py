@@ -50,6 +50,15 @@ SnapshotRetention = Annotated[
         show_default="all",
     ),
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="What the job may hold of the store at a time, such as 256MB or 2GB; at least 64MB. "
+        "The interpreter and its libraries come on top.",
+        show_default="512MB",
+    ),
+]
 Partitions = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Only these partitions, for example 0,3-5."),
@@ -102,6 +111,7 @@ def operation_of(
     serde: str | None,
     frequency: int | None,
     retention: str | None = None,
+    memory: str | None = None,
 ) -> Operation:
     """What the options and the configuration file name.
 
@@ -114,5 +124,10 @@ def operation_of(
             "--snapshot-frequency needs --graph or --config, which name the channels to fold"
         )
     return load_operation(
-        graph=graph, config=config, serde=serde, frequency=frequency, retention=retention
+        graph=graph,
+        config=config,
+        serde=serde,
+        frequency=frequency,
+        retention=retention,
+        memory=memory,
     )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compactor.merge import whole_tombstones
+from compactor.backlog import BatchLimit, take_segments
+from compactor.deleted import whole_tombstones
+from compactor.memory import MemoryBudget
+from compactor.merge import merge_tables
 from logstore.errors import CorruptObjectError, ObjectNotFoundError
 from logstore.keys import partition_manifest_key, run_prefix
 from logstore.manifest import PartitionManifest, RunEntry
 from logstore.objects.base import ObjectInfo
 from logstore.records import SCHEMA
 from logstore.runs import RunReader
-from logstore.segment import with_arrival
+from logstore.segment import SEGMENT_SCHEMA, with_arrival
 from logstore.store import LogStore, Settings
 from logstore.tail import Listing, StartAgain, Tail
 
@@ -34,7 +38,9 @@ class Plan:
     """Names the version of the partition manifest that the job began from."""
     listing: Listing
     tail: Tail
-    """The segments to merge."""
+    """The segments to merge, without their rows."""
+    fresh: pa.Table
+    """Their rows, sorted and without repetitions."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Segments that stay where they are, and why."""
 
@@ -56,47 +62,31 @@ class Plan:
             retired=_older(self.manifest.retired, now - run_grace_s),
         )
 
-    def oldest(self, count: int) -> Plan:
-        """The plan for about so many of the segments: the oldest, and what they build on.
-
-        What a segment builds on is merged with it or before it, so that the rest of the log
-        reads as if it had arrived later.
-        """
-        found = self.tail.segments
-        if len(found) <= count:
-            return self
-        order = sorted(found, key=lambda key: (self.tail.arrived[key], found[key].name.stamp))
-        chosen: set[str] = set()
-        waiting = order[:count]
-        while waiting:
-            key = waiting.pop()
-            chosen.add(key)
-            named = {name for names in found[key].builds_on.values() for name in names}
-            waiting += (named & found.keys()) - chosen
-        segments = {key: segment for key, segment in found.items() if key in chosen}
-        return replace(self, tail=replace(self.tail, segments=segments))
-
-    def fresh_table(self) -> pa.Table:
-        """All records of the segments to merge, with their arrival."""
-        tables = [
-            with_arrival(segment.table, self.tail.arrived[key])
-            for key, segment in self.tail.segments.items()
-        ]
-        return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+    @property
+    def left(self) -> int:
+        """How many of the log's segments it leaves to the next commit."""
+        done = {*self.manifest.merged, *self.tail.segments, *self.unreadable}
+        return len(self.listing.arrived.keys() - done)
 
 
-def make_plan(store: LogStore, settings: Settings, partition: int) -> Plan:
-    """Read the partition manifest, then list the log, and close the set.
+def make_plan(
+    store: LogStore, settings: Settings, partition: int, limit: BatchLimit | None = None
+) -> Plan:
+    """Read the partition manifest, then list the log, and take a closed set of segments.
 
     Raises:
         StartAgain: another job deleted a segment meanwhile.
     """
     manifest, etag = store.reader.partition_manifest(partition)
-    return plan_from(store, settings, manifest, etag)
+    return plan_from(store, settings, manifest, etag, limit)
 
 
 def plan_from(
-    store: LogStore, settings: Settings, manifest: PartitionManifest, etag: str | None
+    store: LogStore,
+    settings: Settings,
+    manifest: PartitionManifest,
+    etag: str | None,
+    limit: BatchLimit | None = None,
 ) -> Plan:
     """Plan a job that begins from a partition manifest.
 
@@ -110,10 +100,22 @@ def plan_from(
     def skip(key: str, error: CorruptObjectError) -> None:
         unreadable[key] = str(error)
 
-    tail = store.log.read(listing, manifest.merged.keys(), None, on_unreadable=skip)
+    limit = limit or BatchLimit(MemoryBudget().batch)
+    tail = take_segments(store.log, listing, manifest.merged, limit, skip)
     if tail.gone and manifest_etag(store, partition) != etag:
         raise StartAgain
-    return Plan(partition, settings, manifest, etag, listing, tail, unreadable)
+    fresh = merge_tables(
+        [
+            SCHEMA.empty_table(),
+            *(with_arrival(s.table, tail.arrived[key]) for key, s in tail.segments.items()),
+        ]
+    )
+    bare = {
+        key: replace(segment, table=SEGMENT_SCHEMA.empty_table())
+        for key, segment in tail.segments.items()
+    }
+    tail = replace(tail, segments=bare)
+    return Plan(partition, settings, manifest, etag, listing, tail, fresh, unreadable)
 
 
 def last_commit(store: LogStore, partition: int) -> float | None:
@@ -138,15 +140,23 @@ def _older(entries: Mapping[str, float | None], limit: float) -> dict[str, float
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Which runs a job rewrites, and at which level its own run is."""
+    """Which runs a job merges, and at which level its own are."""
 
-    inputs: tuple[RunEntry, ...]
+    sequences: tuple[tuple[RunEntry, ...], ...]
+    """Sorted sequences, each of one or more runs."""
     level: int
+    rewritten: tuple[RunEntry, ...] = ()
+    """Others that hold threads with a new tombstone: each is written anew without them."""
+
+    @property
+    def inputs(self) -> tuple[RunEntry, ...]:
+        """The runs of all sequences."""
+        return tuple(run for runs in self.sequences for run in runs)
 
 
 def choose_tier(manifest: PartitionManifest, runs: RunReader, deleted: Sequence[str]) -> Tier:
     """Size tiers: a level that is full is merged upwards, so that each byte is rewritten
-    O(log N) times. A run that holds a thread that was deleted is rewritten at once.
+    O(log N) times. A run that holds a thread that was deleted is rewritten at once, alone.
 
     Args:
         manifest: the live runs.
@@ -154,15 +164,22 @@ def choose_tier(manifest: PartitionManifest, runs: RunReader, deleted: Sequence[
         deleted: the threads with a new tombstone.
     """
     level = 0
-    inputs: list[RunEntry] = []
-    while len(same := [r for r in manifest.runs if r.level == level]) + 1 >= FAN_OUT:
-        inputs += same
+    sequences: list[tuple[RunEntry, ...]] = []
+    while len(same := _sequences(manifest, level)) + 1 >= FAN_OUT:
+        sequences += same
         level += 1
+    rest = (run for run in manifest.runs if run.level >= level)
+    rewritten = tuple(run for run in rest if _holds_any(run, runs, deleted))
+    return Tier(tuple(sequences), level, rewritten)
+
+
+def _sequences(manifest: PartitionManifest, level: int) -> list[tuple[RunEntry, ...]]:
+    """A level's runs, those that were cut from one sorted sequence together and in its order."""
+    found: dict[str, list[RunEntry]] = defaultdict(list)
     for run in manifest.runs:
-        if run not in inputs and _holds_any(run, runs, deleted):
-            inputs.append(run)
-            level = max(level, run.level)
-    return Tier(tuple(inputs), level)
+        if run.level == level:
+            found[run.sequence or run.key].append(run)
+    return [tuple(sorted(runs, key=lambda run: run.part)) for runs in found.values()]
 
 
 def _holds_any(run: RunEntry, runs: RunReader, threads: Sequence[str]) -> bool:

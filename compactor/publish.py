@@ -164,7 +164,7 @@ class Publisher:
             read.late,
             self._table,
             self._folder,
-            self._loader(read),
+            self._store.reader.decoder(read),
             to_us(self._plan.listing.date),
         )
         work = maker.run()

@@ -9,20 +9,26 @@ Snapshots of the compactor are numbered and patched in the same way.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import heapq
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.bases import MAX_LINKS
 from logstore.codec import MIN_VALUE_BYTES, encode_patch
 from logstore.dictionary import name_writes
 from logstore.errors import MissingDataError
 from logstore.reader import ThreadRead
-from logstore.records import Encoding, Kind, Record
+from logstore.records import Encoding, Kind, Record, ValueRef, distinct
 from logstore.values import Typed, ValueDecoder
 from logstore.view import ThreadView
+from logstore.walk import ChannelHistory
 
 MIN_CHAIN = 8
 """Fewer new values of a channel are left as their writer stored them, for a later merge."""
@@ -32,45 +38,81 @@ Chain = tuple[str, str, str]
 """Kind, namespace, channel."""
 
 
-def chains_to_rebase(table: pa.Table) -> set[str]:
-    """The threads of a merged table in which a channel has many values without a number."""
-    mask = pc.and_(
-        pc.is_in(table["kind"], pa.array([Kind.BLOB, Kind.SNAPSHOT])),
-        pc.and_(
-            pc.is_null(table["ordinal"]),
-            pc.and_(
-                pc.is_in(table["encoding"], pa.array([Encoding.RAW, Encoding.PATCH])),
-                pc.fill_null(pc.greater_equal(table["size"], MIN_VALUE_BYTES), False),
-            ),
-        ),
-    )
-    names = ["thread_id", "checkpoint_ns", "channel", "kind"]
-    counted = table.filter(mask).select(names).group_by(names).aggregate([([], "count_all")])
-    many = counted.filter(pc.greater_equal(counted["count_all"], MIN_CHAIN))
-    return set(many["thread_id"].to_pylist())
+REBASE_COLUMNS = [
+    "thread_id",
+    "checkpoint_ns",
+    "channel",
+    "kind",
+    "encoding",
+    "ordinal",
+    "size",
+]
+"""What tells which threads have values to number."""
 
 
-def rebase_thread(read: ThreadRead, rows: Sequence[Record], decoder: ValueDecoder) -> list[Record]:
-    """A thread's rows, those that are to be numbered patched anew.
+def threads_to_rebase(streams: Iterable[Iterator[pa.Table]]) -> Iterator[str]:
+    """The threads in which a channel has many values without a number, in ascending order.
 
     Args:
-        read: the whole thread, the rows included.
-        rows: the rows that are about to be written into a run.
-        decoder: decodes the read's values.
+        streams: the `REBASE_COLUMNS` of all that is merged, each sorted by thread.
     """
-    changed: dict[int, Record] = {}
-    for chain, items in _chains(rows).items():
+    counted = heapq.merge(*map(_counts, streams), key=itemgetter(0))
+    for thread_id, found in groupby(counted, key=itemgetter(0)):
+        chains: Counter[Chain] = Counter()
+        for _, chain, number in found:
+            chains[chain] += number
+        if max(chains.values()) >= MIN_CHAIN:
+            yield thread_id
+
+
+def _counts(tables: Iterator[pa.Table]) -> Iterator[tuple[str, Chain, int]]:
+    """For each thread and channel: values without a number, by thread."""
+    for table in tables:
+        mask = pc.and_(
+            pc.is_in(table["kind"], pa.array([Kind.BLOB, Kind.SNAPSHOT])),
+            pc.and_(
+                pc.is_null(table["ordinal"]),
+                pc.and_(
+                    pc.is_in(table["encoding"], pa.array([Encoding.RAW, Encoding.PATCH])),
+                    pc.fill_null(pc.greater_equal(table["size"], MIN_VALUE_BYTES), False),
+                ),
+            ),
+        )
+        names = ["thread_id", "kind", "checkpoint_ns", "channel"]
+        grouped = table.filter(mask).group_by(names).aggregate([([], "count_all")])
+        rows = zip(*(grouped[name].to_pylist() for name in [*names, "count_all"]), strict=True)
+        for thread_id, kind, ns, channel, number in sorted(rows, key=itemgetter(0)):
+            yield thread_id, (kind, ns, channel), number
+
+
+def rebase_thread(
+    read: ThreadRead, inputs: Collection[str], decoder: ValueDecoder, max_bytes: int
+) -> Iterator[Record]:
+    """New copies of the rows of a thread that are to be numbered, patched anew.
+
+    Args:
+        read: the whole thread.
+        inputs: the keys of the runs whose rows are being rewritten; those of other runs stay.
+        decoder: decodes the read's values.
+        max_bytes: for the writes in one dictionary.
+    """
+    rows = [row for row in distinct(read.view.records) if _is_rewritten(row, inputs)]
+    for chain, items in _chains(rows, read.view).items():
         numbered = _numbered(read.view, chain)
         if len(items) >= MIN_CHAIN or numbered:
-            changed.update(_Rebaser(read.view, numbered, decoder).run(items))
-    return [changed.get(id(row), row) for row in rows]
+            yield from _Rebaser(read.view, numbered, decoder, max_bytes).run(items)
 
 
-def _chains(rows: Iterable[Record]) -> dict[Chain, list[Record]]:
+def _is_rewritten(row: Record, inputs: Collection[str]) -> bool:
+    return not isinstance(row.value, ValueRef) or row.value.run_key in inputs
+
+
+def _chains(rows: Iterable[Record], view: ThreadView) -> dict[Chain, list[Record]]:
     """The values without a number, by channel, in the order of their checkpoints."""
     found: dict[Chain, list[Record]] = defaultdict(list)
     for row in rows:
-        if _is_value(row) and row.ordinal is None and (row.size or 0) >= MIN_VALUE_BYTES:
+        large = (row.size or 0) >= MIN_VALUE_BYTES
+        if row.ordinal is None and large and _is_value(row) and _stays(row, view):
             found[_chain_of(row)].append(row)
     for items in found.values():
         items.sort(key=lambda r: (r.checkpoint_id, r.stamp))
@@ -100,7 +142,8 @@ def _stays(row: Record, view: ThreadView) -> bool:
     """Whether nothing has replaced it: a merge drops a snapshot that was."""
     if row.kind != Kind.SNAPSHOT:
         return True
-    return view.snapshot(row.checkpoint_ns, row.checkpoint_id, row.channel or "") is row
+    current = view.snapshot(row.checkpoint_ns, row.checkpoint_id, row.channel or "")
+    return current is not None and current.stamp == row.stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +160,16 @@ class _Rebaser:
         view: ThreadView,
         numbered: Mapping[int, Record],
         decoder: ValueDecoder,
+        max_bytes: int,
     ) -> None:
         self._view = view
         self._numbered = numbered
         self._decoder = decoder
+        self._max_bytes = max_bytes
         self._held: dict[int, _Held] = {}
 
-    def run(self, items: Sequence[Record]) -> dict[int, Record]:
-        """The changed records, by the identity of the old ones."""
-        changed: dict[int, Record] = {}
+    def run(self, items: Sequence[Record]) -> Iterator[Record]:
+        """The records anew."""
         number = max(self._numbered, default=-1) + 1
         previous: _Held | None = None
         for item in items:
@@ -134,11 +178,10 @@ class _Rebaser:
             except MissingDataError:
                 continue  # its base is hidden; nobody can read it, and it may go with it
             previous = _Held(item, typed)
-            changed[id(item)] = self._patched(item, typed[1], number)
+            yield self._patched(item, typed[1], number)
             self._held[number] = previous
             self._let_go(number)
             number += 1
-        return changed
 
     def _decode(self, item: Record, previous: _Held | None) -> Typed:
         self._decoder.forget()
@@ -159,9 +202,11 @@ class _Rebaser:
         if number == 0:
             return whole
         base = self._base(number & (number - 1))
-        if base is None:
-            return whole
+        if base is None or base.record.checkpoint_id >= item.checkpoint_id:
+            return whole  # what came later may itself have been made against this one
         steps = self._steps(item, base.record)
+        if sum(w.size or 0 for step in steps for w in step) > self._max_bytes:
+            steps = []
         names = name_writes([[w.checksum or 0 for w in step] for step in steps])
         writes = [w for step in reversed(steps) for w in step] if names else []
         written = [typed[1] for typed in self._decoder.load(writes)]
@@ -191,18 +236,57 @@ class _Rebaser:
     def _steps(self, item: Record, base: Record) -> list[list[Record]]:
         """The channel's writes between the base and the value, nearest ancestor first.
 
-        None if the base lies on another branch: then the patch does without them.
+        None of them if the base lies on another branch.
         """
         view, ns = self._view, item.checkpoint_ns
         steps: list[list[Record]] = []
         current = view.ancestor(ns, item.checkpoint_id)
         while current is not None and current.checkpoint_id != base.checkpoint_id:
             parent = current.parent_checkpoint_id
-            if parent is None or len(steps) >= MAX_SPAN:
+            if parent is None or parent >= item.checkpoint_id or len(steps) >= MAX_SPAN:
                 return []
             steps.append([w for w in view.writes_before(current) if w.channel == item.channel])
             current = view.ancestor(ns, parent)
         return steps if current is not None else []
+
+
+def patch_snapshot(
+    snapshot: Record,
+    history: ChannelHistory,
+    load: Callable[[Sequence[Record]], list[Typed]],
+) -> Record:
+    """A new snapshot as a patch against the snapshot and the writes that it was folded from.
+
+    Args:
+        snapshot: with its whole value.
+        history: what it was folded from.
+        load: gives the serde's form of records' values.
+    """
+    seed, value = history.seed, snapshot.value
+    assert isinstance(value, bytes)
+    if seed is not None and (seed.kind != Kind.SNAPSHOT or links_of(seed) % MAX_LINKS == 0):
+        return snapshot
+    steps = [[w for w in history.writes if w.checkpoint_id == at] for at in history.span]
+    names = name_writes([[w.checksum or 0 for w in step] for step in steps])
+    if names is None or len(steps) > MAX_SPAN:
+        return snapshot
+    base = b"" if seed is None else load([seed])[0][1]
+    patch = encode_patch(value, base, [data for _, data in load(history.writes)])
+    if patch is None:
+        return snapshot
+    return snapshot._replace(
+        value=patch,
+        encoding=Encoding.PATCH,
+        base_version=None if seed is None else seed.checkpoint_id,
+        dictionary=names if history.writes else None,
+    )
+
+
+def links_of(seed: Record) -> int:
+    """The number of snapshots in a row, this one included, that were folded from another."""
+    cover = json.loads(seed.cover or "{}") if seed.kind == Kind.SNAPSHOT else {}
+    links: int = cover.get("links", 0)
+    return links
 
 
 def _name_of(record: Record) -> str | None:

@@ -18,9 +18,11 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from compactor.channels import ChannelTable
 from compactor.digest import Digest
 from compactor.fold import Folder
-from compactor.job import Job, PartitionJob, by_thread
+from compactor.job import Job, PartitionJob
+from compactor.memory import MemoryBudget
 from compactor.plan import Plan, make_plan, manifest_etag, plan_from
 from compactor.publish import Publisher, PublishResult
+from compactor.publishing import by_thread
 from compactor.report import Outcome, PartitionReport
 from compactor.thinning import Place
 from compactor.uploads import Uploads
@@ -28,7 +30,7 @@ from logstore.errors import CorruptObjectError
 from logstore.keys import run_prefix, snapshot_manifest_key
 from logstore.manifest import PartitionManifest, SnapshotManifest
 from logstore.reader import ManifestVersion, ThreadRead, until_stable
-from logstore.records import Encoding, Kind, Record, merge
+from logstore.records import SCHEMA, Encoding, Kind, Record, merge
 from logstore.store import LogStore, Settings
 from logstore.tail import StartAgain
 from logstore.view import NeedsHistory, ThreadView
@@ -47,6 +49,8 @@ class RebuildJob(Job):
         table: ChannelTable,
         serde: SerializerProtocol,
         threads: Collection[str] = (),
+        *,
+        memory: MemoryBudget | None = None,
     ) -> None:
         """Rebuild in `store`.
 
@@ -55,8 +59,9 @@ class RebuildJob(Job):
             table: the channels whose snapshots are made anew; those of others stay.
             serde: the saver's serde.
             threads: only these; all by default.
+            memory: what it may hold.
         """
-        super().__init__(store, table, serde)
+        super().__init__(store, table, serde, memory=memory)
         self._threads = frozenset(threads)
 
     def _partition(self, settings: Settings, partition: int, until: float) -> PartitionReport:
@@ -64,15 +69,21 @@ class RebuildJob(Job):
             report = self._attempt(settings, partition)
             if report.outcome != Outcome.LOST:
                 break
+        if report.segments_left and report.outcome == Outcome.COMMITTED:
+            # What one commit could not take concerns threads that are published as usual.
+            usual = Job(self._store, self._table, self._serde, memory=self._memory)
+            report = report.then(usual.run([partition]).partitions[0])
         return report
 
     def _begin(self, settings: Settings, partition: int) -> PartitionJob:
         recovered = until_stable(partial(recovered_manifest, self._store, partition))
         if recovered is None:
-            plan = until_stable(lambda: make_plan(self._store, settings, partition))
+            plan = until_stable(lambda: make_plan(self._store, settings, partition, self._limit))
         else:
             etag = manifest_etag(self._store, partition)
-            plan = until_stable(partial(plan_from, self._store, settings, recovered, etag))
+            plan = until_stable(
+                lambda: plan_from(self._store, settings, recovered, etag, self._limit)
+            )
         return _PartitionRebuild(
             self._store,
             plan,
@@ -81,6 +92,7 @@ class RebuildJob(Job):
             self.id,
             threads=self._threads,
             recovered=recovered is not None,
+            memory=self._memory,
         )
 
 
@@ -97,8 +109,9 @@ class _PartitionRebuild(PartitionJob):
         *,
         threads: Collection[str],
         recovered: bool,
+        memory: MemoryBudget,
     ) -> None:
-        super().__init__(store, plan, table, serde, job)
+        super().__init__(store, plan, table, serde, job, memory=memory)
         self._threads = threads
         self._rebuilder = Rebuilder(
             store, plan, table, self._folder, self._job, keep_unknown=not recovered
@@ -107,20 +120,21 @@ class _PartitionRebuild(PartitionJob):
     def _is_idle(self, manifest: PartitionManifest) -> bool:
         return False
 
-    def _to_publish(self, fresh: pa.Table) -> list[tuple[str, list[Record]]]:
+    def _to_publish(self, fresh: pa.Table) -> list[tuple[str, pa.Table]]:
         found = dict(by_thread(fresh))
         for run in self._plan.manifest.runs:
             for table in self._store.runs.columns(run, ["thread_id"]):
                 for thread_id in table["thread_id"].unique().to_pylist():
                     if self._wants(thread_id):
-                        found.setdefault(thread_id, [])
+                        found.setdefault(thread_id, SCHEMA.empty_table())
         return sorted(found.items())
 
     def _wants(self, thread_id: str) -> bool:
         return not self._threads or thread_id in self._threads
 
-    def _publisher_of(self, thread_id: str) -> Publisher:
-        return self._rebuilder if self._wants(thread_id) else self._publisher
+    def _publish(self, thread_id: str, records: Sequence[Record]) -> PublishResult:
+        publisher = self._rebuilder if self._wants(thread_id) else self._publisher
+        return publisher.publish(thread_id, records)
 
 
 class Rebuilder(Publisher):

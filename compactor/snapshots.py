@@ -10,17 +10,19 @@ in any case, and a hidden one none.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from compactor.channels import ChannelSpec, ChannelTable
 from compactor.detach import detached
-from compactor.fold import Folder, Unfoldable
+from compactor.fold import Folder, Unfoldable, typed_value
+from compactor.rebase import patch_snapshot
 from compactor.thinning import Place, wanted_snapshots
 from logstore.errors import MissingDataError, ParentCycleError
 from logstore.records import Record
+from logstore.values import ValueDecoder
 from logstore.view import NeedsHistory, ThreadView
-from logstore.walk import LateWrites, snapshot_stands, walk
+from logstore.walk import ChannelHistory, LateWrites, snapshot_stands, walk
 
 COUNTERS = "counters_since_delta_snapshot"
 
@@ -103,7 +105,7 @@ class SnapshotMaker:
         late: LateWrites,
         table: ChannelTable,
         folder: Folder,
-        load: Callable[[Sequence[Record]], list[tuple[str, bytes]]],
+        decoder: ValueDecoder,
         arrived: int,
     ) -> None:
         """Work on a view.
@@ -113,14 +115,14 @@ class SnapshotMaker:
             late: the writes that no snapshot in the view covers.
             table: the channels that may be folded.
             folder: makes snapshots.
-            load: gives the serde's form of records' values.
+            decoder: decodes the view's values.
             arrived: the store's clock: microseconds since the epoch.
         """
         self._view = view
         self._late = late
         self._table = table
         self._folder = folder
-        self._load = load
+        self._decoder = decoder
         self._arrived = arrived
         self._work = SnapshotWork()
         self._refused: dict[str, str] = {}
@@ -144,7 +146,9 @@ class SnapshotMaker:
         for checkpoint in order if self._wanted is not None else ():
             self._retire_at(checkpoint)
         if self._work.made:
-            self._work.made = detached(self._view, self._work.made, self._load, self._restate)
+            self._work.made = detached(
+                self._view, self._work.made, self._decoder.load, self._restate
+            )
         return self._work
 
     def _void_at(self, checkpoint: Record) -> None:
@@ -236,9 +240,8 @@ class SnapshotMaker:
             return None
         try:
             history = walk(self._view, checkpoint, [spec.name], self._late, spec.made)[spec.name]
-            return self._folder.fold(
-                spec, checkpoint, history, self._load, self._view.graves, self._arrived
-            )
+            load, graves = self._decoder.load, self._view.graves
+            made = self._folder.fold(spec, checkpoint, history, load, graves, self._arrived)
         except Unfoldable as error:
             self._refused[spec.label] = self._work.unfolded[spec.label] = str(error)
         except (MissingDataError, ParentCycleError) as error:
@@ -246,6 +249,8 @@ class SnapshotMaker:
             place = (checkpoint.checkpoint_ns, checkpoint.checkpoint_id, spec.name)
             self._work.unreached.add(place)
             self._work.unfolded.setdefault(spec.label, str(error))
+        else:
+            return self._patched(made, history)
         return None
 
     def _restate(self, snapshot: Record, value: bytes) -> Record:
@@ -253,6 +258,14 @@ class SnapshotMaker:
         self._view.add_snapshot(whole)
         return whole
 
+    def _patched(self, made: Record, history: ChannelHistory) -> Record:
+        """A snapshot as a patch; of what was decoded for it only its value stays in memory."""
+        snapshot = patch_snapshot(made, history, self._decoder.load)
+        self._decoder.forget()
+        self._decoder.prime(snapshot, typed_value(made))
+        return snapshot
+
     def _add(self, snapshot: Record) -> None:
         self._view.add_snapshot(snapshot)
+        self._view.records.append(snapshot)  # where patches against it find it
         self._work.made.append(snapshot)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import islice, product
 
 from logstore.errors import ParentCycleError
@@ -19,6 +18,7 @@ from logstore.view import NeedsHistory, ThreadView
 
 MAX_NAMED_WRITES = 255
 _MAX_AMBIGUITY = 64
+_WITH_VALUE = (Encoding.RAW, Encoding.PATCH, Encoding.OBJECT)
 
 
 def name_of(checksum: int) -> bytes:
@@ -53,30 +53,22 @@ class Dictionaries:
     def __init__(self, view: ThreadView) -> None:
         """Look in a view's records, losers of clashes included."""
         self._view = view
+        self._indexed = 0
+        self._values: dict[tuple[str, str, str, str], list[Record]] = defaultdict(list)
+        self._writes: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
 
-    @cached_property
-    def _blobs(self) -> dict[tuple[str, str, str], list[Record]]:
-        found: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
-        for r in self._view.records:
-            if r.kind == Kind.BLOB and r.version is not None and r.encoding != Encoding.EMPTY:
-                found[(r.checkpoint_ns, r.channel or "", r.version)].append(r)
-        return found
-
-    @cached_property
-    def _snapshots(self) -> dict[tuple[str, str, str], list[Record]]:
-        found: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
-        for r in self._view.records:
-            if r.kind == Kind.SNAPSHOT and r.encoding in (Encoding.RAW, Encoding.PATCH):
-                found[(r.checkpoint_ns, r.channel or "", r.checkpoint_id)].append(r)
-        return found
-
-    @cached_property
-    def _writes(self) -> dict[tuple[str, str, str], list[Record]]:
-        found: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
-        for r in self._view.records:
+    def _update(self) -> None:
+        """Index the view's records; snapshots may have been added since the last call."""
+        records = self._view.records
+        for r in islice(records, self._indexed, None):
+            ns, channel = r.checkpoint_ns, r.channel or ""
             if r.kind == Kind.WRITE:
-                found[(r.checkpoint_ns, r.checkpoint_id, r.channel or "")].append(r)
-        return found
+                self._writes[(ns, r.checkpoint_id, channel)].append(r)
+            elif r.kind == Kind.BLOB and r.version is not None and r.encoding != Encoding.EMPTY:
+                self._values[(r.kind, ns, channel, r.version)].append(r)
+            elif r.kind == Kind.SNAPSHOT and r.encoding in _WITH_VALUE:
+                self._values[(r.kind, ns, channel, r.checkpoint_id)].append(r)
+        self._indexed = len(records)
 
     def choices(self, record: Record) -> list[tuple[Record | None, tuple[Record, ...]]]:
         """The bases and writes that a patch may have been made against, likeliest first.
@@ -86,6 +78,7 @@ class Dictionaries:
         Raises:
             NeedsHistory: a head view does not hold them.
         """
+        self._update()
         bases = self._bases(record)
         writes = self._write_choices(record)
         if not bases or not writes:
@@ -98,9 +91,11 @@ class Dictionaries:
         if record.base_version is None:
             return [None]
         channel = record.base_channel or record.channel or ""
-        key = (record.checkpoint_ns, channel, record.base_version)
-        found = (self._snapshots if record.kind == Kind.SNAPSHOT else self._blobs).get(key, ())
-        return _distinct(found)
+        kind = Kind.SNAPSHOT if record.kind == Kind.SNAPSHOT else Kind.BLOB
+        key = (kind, record.checkpoint_ns, channel, record.base_version)
+        found = self._values.get(key, ())
+        # Of snapshots a replaced one may be the base, but most often it is the newest.
+        return _distinct(sorted(found, key=lambda r: -r.seq) if kind == Kind.SNAPSHOT else found)
 
     def _write_choices(self, record: Record) -> list[tuple[Record, ...]]:
         if not record.dictionary:

@@ -150,6 +150,10 @@ class RunEntry:
     last_thread: str
     generation: int
     """The generation of the partition manifest that first listed it."""
+    sequence: str = ""
+    """Names the sorted sequence that it was cut from, because a run has a greatest size."""
+    part: int = 0
+    """Its place in the sequence."""
 
     def may_hold(self, thread_id: str) -> bool:
         """Whether the thread lies within the run's bounds."""

@@ -8,7 +8,7 @@ remembers where its value lies.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -44,11 +44,16 @@ _VALUE_SCHEMA = pa.schema([SCHEMA.field("value")])
 class _RangeFile(io.RawIOBase):
     """A run as a file whose reads are ranged GETs, the end of it read once."""
 
-    def __init__(self, objects: ImmutableObjects, key: str, size: int, tail: bytes) -> None:
+    def __init__(
+        self, objects: ImmutableObjects, key: str, size: int, tail: bytes, ahead: int = 0
+    ) -> None:
         self._objects = objects
         self._key = key
         self._size = size
         self._tail = tail
+        self._ahead = ahead
+        self._held = b""
+        self._held_from = 0
         self._at = 0
 
     def readable(self) -> bool:
@@ -69,12 +74,20 @@ class _RangeFile(io.RawIOBase):
         length = self._size - self._at if size is None or size < 0 else size
         length = max(0, min(length, self._size - self._at))
         start = self._at - (self._size - len(self._tail))
-        if start >= 0:
-            data = self._tail[start : start + length]
-        else:
-            data = self._objects.get_range(self._key, self._at, length)
+        in_tail = start >= 0
+        data = self._tail[start : start + length] if in_tail else self._read_range(length)
         self._at += len(data)
         return data
+
+    def _read_range(self, length: int) -> bytes:
+        """Read at the current place, and as far ahead as may be."""
+        if length > self._ahead:
+            return self._objects.get_range(self._key, self._at, length)
+        start = self._at - self._held_from
+        if not 0 <= start <= start + length <= len(self._held):
+            self._held = self._objects.get_range(self._key, self._at, self._ahead)
+            self._held_from, start = self._at, 0
+        return self._held[start : start + length]
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,8 @@ class RunReader:
             first_thread=bounds["min"].as_py() or "",
             last_thread=bounds["max"].as_py() or "",
             generation=int(meta.get("generation", 0)),
+            sequence=meta.get("sequence", ""),
+            part=meta.get("part", 0),
         )
 
     def generation(self, key: str, size: int) -> int:
@@ -178,10 +193,24 @@ class RunReader:
             return None
         return statistics.min, statistics.max
 
-    def whole(self, run: RunEntry) -> pa.Table:
-        """All columns of a run."""
-        with self._file(run) as file:
-            return cast_table(self._guard(run.key, file.read), SCHEMA)
+    def batches(self, run: RunEntry, max_bytes: int) -> Iterator[pa.Table]:
+        """All rows of a run in their order, a few at a time.
+
+        Args:
+            run: the run.
+            max_bytes: about the size of a table; a single larger row comes alone.
+
+        Raises:
+            StartAgain: the run is gone; a newer partition manifest replaced it.
+            CorruptObjectError: it cannot be read.
+        """
+        with self._file(run, max_bytes) as file:
+            for group in range(file.metadata.num_row_groups):
+                of_group = file.metadata.row_group(group)
+                rows = of_group.num_rows * max_bytes // max(1, of_group.total_byte_size)
+                batches = file.iter_batches(max(1, rows), row_groups=[group], use_threads=False)
+                while (batch := self._guard(run.key, partial(next, batches, None))) is not None:
+                    yield cast_table(pa.Table.from_batches([batch]), SCHEMA)
 
     def values(
         self, runs: Mapping[str, RunEntry], refs: Iterable[ValueRef]
@@ -239,10 +268,17 @@ class RunReader:
 
         return self._guard(run.key, read)
 
-    def _file(self, run: RunEntry) -> pq.ParquetFile:
+    def _file(self, run: RunEntry, ahead: int = 0) -> pq.ParquetFile:
+        """A run as Parquet: whole columns in one request, or piece by piece, so far ahead."""
         opened = self._open(run)
-        source = _RangeFile(self._objects, run.key, run.size, opened.tail)
-        return pq.ParquetFile(source, metadata=opened.metadata, pre_buffer=True, **PARQUET_READ)
+        source = _RangeFile(self._objects, run.key, run.size, opened.tail, ahead)
+        return pq.ParquetFile(
+            source,
+            metadata=opened.metadata,
+            pre_buffer=not ahead,
+            buffer_size=ahead,
+            **PARQUET_READ,
+        )
 
     def _read_group(self, run: RunEntry, group: int, columns: list[str]) -> pa.Table:
         return self._guard(run.key, lambda: self._file(run).read_row_group(group, columns))

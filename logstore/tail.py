@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-Answer = tuple[str, Segment | ObjectNotFoundError | CorruptObjectError, float | None]
+Answer = tuple[str, Segment | ObjectNotFoundError | CorruptObjectError, int | None]
 """A key, what fetching it gave, and when it arrived if the listing did not tell."""
 
 
@@ -37,6 +37,8 @@ class Listing:
     """Segment keys, each with its arrival: microseconds since the epoch, the store's clock."""
     date: float
     """The store's clock at the last page: seconds since the epoch."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the segments."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,16 @@ class LogReader:
     def list(self, partition: int) -> Listing:
         """List a partition's log."""
         arrived: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         date = 0.0
         for page in self._objects.list(log_prefix(partition)):
             for info in page.objects:
                 if info.size == 0:
                     continue  # a folder marker that a bucket browser left
                 arrived[info.key] = to_us(info.modified)
+                sizes[info.key] = info.size
             date = page.date
-        return Listing(partition, arrived, date)
+        return Listing(partition, arrived, date, sizes)
 
     def remember(self, name: SegmentName, body: bytes) -> None:
         """Keep a segment that this process wrote, so that it need not be fetched."""
@@ -114,6 +118,16 @@ class LogReader:
         # The table, and the records that are made of it.
         self._cache.put(key, segment, 2 * segment.table.nbytes)
         return segment
+
+    def fetch_unlisted(self, key: str) -> tuple[Segment, int]:
+        """Read a segment that no page showed, and when it arrived; only the store tells.
+
+        Raises:
+            ObjectNotFoundError: it does not exist, any more or at all.
+            CorruptObjectError: it cannot be read.
+        """
+        found = self._objects.get(key)
+        return decode_segment(key, found.data), to_us(found.modified)
 
     def read(
         self,
@@ -165,7 +179,7 @@ class LogReader:
                 else:
                     segments[key] = answer
                     if modified is not None:
-                        arrived[key] = to_us(modified)
+                        arrived[key] = modified
             missing = self._named(segments, merged, thread_id)
             missing -= segments.keys() | gone | skipped
         return Tail(segments, arrived, bool(gone))
@@ -182,8 +196,7 @@ class LogReader:
         No cache is asked, because that it is gone is an answer too.
         """
         try:
-            found = self._objects.get(key)
-            return key, decode_segment(key, found.data), found.modified
+            return key, *self.fetch_unlisted(key)
         except (ObjectNotFoundError, CorruptObjectError) as error:
             return key, error, None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple
@@ -136,6 +136,7 @@ class ValueDecoder:
         self._run_reader = run_reader
         self._patched = patched
         self._decoded: dict[int, tuple[Record, Typed, int]] = {}
+        self._failed: dict[int, tuple[Record, Exception]] = {}
 
     def load(self, records: Sequence[Record]) -> list[Typed]:
         """The serde's tag and bytes of each record's value.
@@ -155,6 +156,7 @@ class ValueDecoder:
     def forget(self) -> None:
         """Let go of all decoded values."""
         self._decoded.clear()
+        self._failed.clear()
 
     def links(self, record: Record) -> int:
         """How many patches the decoding of a record's value took, which was loaded."""
@@ -166,19 +168,17 @@ class ValueDecoder:
         opened: set[int] = set()
         while stack:
             top = stack[-1]
-            if id(top) in self._decoded or self._recall(top):
+            if id(top) in self._decoded or id(top) in self._failed or self._recall(top):
                 stack.pop()
                 continue
-            needed = [] if top.encoding != Encoding.PATCH else self._needed(top)
-            waiting = [r for r in needed if id(r) not in self._decoded]
-            if any(id(r) in opened for r in waiting):
-                raise CorruptObjectError(f"the {_describe(top)} is a patch against itself")
-            if waiting:
-                opened.add(id(top))
-                stack.extend(waiting)
-                continue
-            links = 1 + max((self.links(r) for r in needed), default=0) if needed else 0
-            self._keep(top, self._decode(stack.pop()), links)
+            opened.add(id(top))
+            try:
+                stack.extend(self._decode(top, opened))
+            except (CorruptObjectError, MissingDataError) as error:
+                # What was made against it may have been made against another of its key.
+                self._failed[id(top)] = (top, error)
+        if id(record) in self._failed:
+            raise self._failed[id(record)][1]
         return self._decoded[id(record)][1]
 
     def _recall(self, record: Record) -> bool:
@@ -195,7 +195,45 @@ class ValueDecoder:
         if self._patched is not None and record.encoding == Encoding.PATCH:
             self._patched.put(_content_of(record), (typed, links), 400 + len(typed[1]))
 
-    def _needed(self, patch: Record) -> list[Record]:
+    def _decode(self, record: Record, opened: Collection[int]) -> list[Record]:
+        """Decode a record's value, or tell what has to be decoded before it."""
+        body = self._body(record)
+        if body is None or record.type is None:
+            raise CorruptObjectError(
+                f"the {_describe(record)} has no value although it should ({_where(record)}). "
+                "Restore the object from a version or copy of the bucket"
+            )
+        if record.encoding == Encoding.PATCH:
+            return self._unpatch(record, record.type, body, opened)
+        if record.checksum != checksum_of(record.type, body):
+            raise _wrong_checksum(record)
+        self._keep(record, (record.type, body), 0)
+        return []
+
+    def _unpatch(
+        self, patch: Record, type_: str, body: bytes, opened: Collection[int]
+    ) -> list[Record]:
+        reason: Exception = _wrong_checksum(patch)
+        for base, writes in self._choices(patch):
+            needed = [r for r in (base, *writes) if r is not None]
+            failed = [self._failed[id(r)][1] for r in needed if id(r) in self._failed]
+            if failed:
+                reason = failed[0]
+                continue
+            waiting = [r for r in needed if id(r) not in self._decoded]
+            if any(id(r) in opened for r in waiting):
+                reason = CorruptObjectError(f"the {_describe(patch)} is a patch against itself")
+                continue
+            if waiting:
+                return waiting
+            value = self._applied(patch, body, base, writes)
+            if value is not None and patch.checksum == checksum_of(type_, value):
+                links = 1 + max((self.links(r) for r in needed), default=0)
+                self._keep(patch, (type_, value), links)
+                return []
+        raise reason
+
+    def _choices(self, patch: Record) -> list[tuple[Record | None, tuple[Record, ...]]]:
         choices = self._dictionaries.choices(patch)
         if not choices:
             raise MissingDataError(
@@ -203,32 +241,17 @@ class ValueDecoder:
                 "channel and the writes since, which are not all in the store. If an object was "
                 "deleted by hand, restore it from a version or copy of the bucket"
             )
-        return [r for base, writes in choices for r in (base, *writes) if r is not None]
+        return choices
 
-    def _decode(self, record: Record) -> Typed:
-        body = self._body(record)
-        if body is None or record.type is None:
-            raise CorruptObjectError(
-                f"the {_describe(record)} has no value although it should ({_where(record)}). "
-                "Restore the object from a version or copy of the bucket"
-            )
-        candidates = self._unpatched(record, body) if record.encoding == Encoding.PATCH else [body]
-        for value in candidates:
-            if record.checksum == checksum_of(record.type, value):
-                return record.type, value
-        raise CorruptObjectError(
-            f"the {_describe(record)} fails its checksum ({_where(record)}). "
-            "Restore the object from a version or copy of the bucket"
-        )
-
-    def _unpatched(self, record: Record, body: bytes) -> Iterable[bytes]:
-        for base, writes in self._dictionaries.choices(record):
-            base_value = b"" if base is None else self._decoded[id(base)][1][1]
-            written = [self._decoded[id(write)][1][1] for write in writes]
-            try:
-                yield decode_patch(body, base_value, written, record.size or 0)
-            except CorruptObjectError:
-                continue  # another choice may fit; if none does, the checksum says so
+    def _applied(
+        self, patch: Record, body: bytes, base: Record | None, writes: Sequence[Record]
+    ) -> bytes | None:
+        base_value = b"" if base is None else self._decoded[id(base)][1][1]
+        written = [self._decoded[id(write)][1][1] for write in writes]
+        try:
+            return decode_patch(body, base_value, written, patch.size or 0)
+        except CorruptObjectError:
+            return None  # another choice may fit; if none does, the checksum says so
 
     def _body(self, record: Record) -> bytes | None:
         if record.encoding == Encoding.OBJECT and record.base_version is not None:
@@ -240,6 +263,13 @@ class ValueDecoder:
 
 def _content_of(record: Record) -> Hashable:
     return (record.thread_id, record.type, record.size, record.checksum)
+
+
+def _wrong_checksum(record: Record) -> CorruptObjectError:
+    return CorruptObjectError(
+        f"the {_describe(record)} fails its checksum ({_where(record)}). "
+        "Restore the object from a version or copy of the bucket"
+    )
 
 
 def _where(record: Record) -> str:

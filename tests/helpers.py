@@ -97,7 +97,8 @@ class Place:
             for partition in range(settings.partitions if settings else 0):
                 manifest, _ = store.reader.partition_manifest(partition)
                 for run in manifest.runs:
-                    found += table_to_records(store.runs.whole(run))
+                    for table in store.runs.batches(run, 1 << 20):
+                        found += table_to_records(table)
         return list(merge(found).values())
 
     def keys(self, prefix: str = "") -> list[str]:

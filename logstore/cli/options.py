@@ -13,7 +13,7 @@ import typer
 from logstore.cli.common import CommandError
 from logstore.encode import Target
 from logstore.reader import ThreadRead, until_stable
-from logstore.store import LogStore
+from logstore.store import LogStore, StoreOptions
 
 Uri = Annotated[
     str,
@@ -37,7 +37,7 @@ Limit = Annotated[int, typer.Option(min=0, metavar="N", help="At most N rows; 0 
 
 
 @contextmanager
-def existing_store(uri: str) -> Iterator[LogStore]:
+def existing_store(uri: str, options: StoreOptions | None = None) -> Iterator[LogStore]:
     """Open the store at a URI for a command, and close it in the end.
 
     Raises:
@@ -45,7 +45,7 @@ def existing_store(uri: str) -> Iterator[LogStore]:
     """
     refuse_memory(uri)
     require_directory(uri)
-    store = LogStore.open(uri)
+    store = LogStore.open(uri, options)
     try:
         if store.settings() is None:
             raise _no_store(store.uri)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.merge import write_run
-from logstore.keys import partition_manifest_key, run_key, snapshot_manifest_key
+from compactor.output import RunWriter
+from logstore.keys import partition_manifest_key, snapshot_manifest_key
 from logstore.manifest import PartitionManifest
 from logstore.records import SCHEMA, Record
 from logstore.segment import records_to_table, table_to_records
@@ -71,12 +72,21 @@ def change_runs(place: Place, change: Callable[[Record], Record | None]) -> None
         manifest, etag = store.reader.partition_manifest(0)
         runs = []
         for run in manifest.runs:
-            records = map(change, table_to_records(store.runs.whole(run)))
-            table: pa.Table = records_to_table([r for r in records if r is not None])
-            body = write_run(table, {"job": "damage", "generation": run.generation})
-            key = run_key(0, run.level, secrets.token_hex(12))
-            store.objects.put_if_absent(key, body)
-            runs.append(replace(run, key=key, size=len(body), rows=table.num_rows))
+            with tempfile.TemporaryDirectory() as folder:
+                writer = RunWriter(
+                    store.objects,
+                    Path(folder),
+                    0,
+                    run.level,
+                    run.generation,
+                    "damage",
+                    max_bytes=None,
+                    place=(run.sequence, run.part),
+                )
+                for table in store.runs.batches(run, 1 << 20):
+                    records = map(change, table_to_records(table))
+                    writer.add(records_to_table([r for r in records if r is not None]))
+                runs += writer.close()
         changed: PartitionManifest = replace(manifest, runs=tuple(runs))
         store.objects.compare_and_swap(partition_manifest_key(0), changed.encode(), etag)
         store.objects.delete([run.key for run in manifest.runs])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import compactor.job
+import compactor.merger
 import compactor.publish
 import logstore.clock
 import logstore.reader
@@ -17,7 +17,7 @@ import logstore.view
 import logstore.walk
 from compactor.channels import ChannelTable
 from compactor.job import Job, PartitionJob
-from compactor.merge import merge_tables
+from compactor.merge import merge_streams
 from compactor.plan import FAN_OUT, Tier
 from compactor.publish import LostJob
 from compactor.snapshots import SnapshotMaker
@@ -231,7 +231,9 @@ def delete_in_a_run_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) ->
     written(world, conversation(8))
     world.compact()
     written(world, [Delete(THREAD), *conversation(2, prefix="again")])
-    monkeypatch.setattr(compactor.job, "choose_tier", lambda manifest, runs, deleted: Tier((), 0))
+    monkeypatch.setattr(
+        compactor.merger, "choose_tier", lambda manifest, runs, deleted: Tier((), 0)
+    )
     world.compact()
     assert len(world.keys("runs/")) == 2
 
@@ -246,11 +248,11 @@ def test_a_tombstone_hides_rows_that_lie_in_runs_of_other_tiers(
 def test_a_tombstone_that_a_merge_dropped_would_show_older_runs_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def careless(tables: list[Any]) -> Any:
-        merged = merge_tables(tables)
-        return merged.filter([kind != Kind.TOMBSTONE for kind in merged["kind"].to_pylist()])
+    def careless(streams: list[Any]) -> Any:
+        for merged in merge_streams(streams):
+            yield merged.filter([kind != Kind.TOMBSTONE for kind in merged["kind"].to_pylist()])
 
-    monkeypatch.setattr(compactor.job, "merge_tables", careless)
+    monkeypatch.setattr(compactor.merger, "merge_streams", careless)
     delete_in_a_run_of_its_own(world, monkeypatch)
     with world.saver() as reader:
         assert len(told(reader)["all"]) > 3
