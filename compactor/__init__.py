@@ -11,6 +11,7 @@ from typing import Any
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from compactor.channels import ChannelTable, default_serde, table_of
+from compactor.dropping import HIDDEN_GRACE_S
 from compactor.job import Job, Progress
 from compactor.memory import MemoryBudget
 from compactor.report import Outcome, PartitionReport, Report
@@ -32,6 +33,7 @@ def compact(
     max_runtime_s: float | None = None,
     progress: Progress | None = None,
     memory: str | None = None,
+    hidden_grace_s: float = HIDDEN_GRACE_S,
     **backend: Any,
 ) -> Report:
     """Run one compaction job.
@@ -48,6 +50,7 @@ def compact(
         max_runtime_s: begin nothing after so many seconds.
         progress: is called after each partition.
         memory: what the job may hold at a time, such as `256MB`; 512 MB by default.
+        hidden_grace_s: how long checkpoints that a prune has hidden are kept at least.
         backend: options of the object store, if `store` is a URI.
 
     Returns:
@@ -66,7 +69,14 @@ def compact(
     else:
         opened = store
     try:
-        job = Job(opened, table, serde, max_runtime_s=max_runtime_s, memory=budget)
+        job = Job(
+            opened,
+            table,
+            serde,
+            max_runtime_s=max_runtime_s,
+            memory=budget,
+            hidden_grace_s=hidden_grace_s,
+        )
         return job.run(partitions, progress)
     finally:
         if opened is not store:

@@ -19,23 +19,22 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from compactor.backlog import BatchLimit
 from compactor.channels import ChannelTable
+from compactor.commit import commit
+from compactor.dropping import HIDDEN_GRACE_S, Dropper, threads_due
 from compactor.fold import Folder
 from compactor.memory import MemoryBudget, return_freed
 from compactor.merger import MergeOutput, Merger
-from compactor.plan import Plan, last_commit, make_plan, orphans
+from compactor.plan import Plan, last_commit, make_plan, orphans, plan_without_segments
 from compactor.publish import LostJob, Publisher, PublishResult
 from compactor.publishing import Published, by_thread, publish_threads
 from compactor.report import Outcome, PartitionReport, Report
 from compactor.spill import SortedChunks
 from compactor.sweep import SWEEP_INTERVAL_S, Swept, sweep
 from logstore.errors import (
-    ConditionFailedError,
     InvalidOptionError,
     ObjectNotFoundError,
-    OutcomeUnknownError,
 )
-from logstore.keys import partition_manifest_key
-from logstore.manifest import PartitionManifest
+from logstore.manifest import HiddenRows, PartitionManifest
 from logstore.reader import until_stable
 from logstore.records import Record
 from logstore.store import LogStore, Settings
@@ -60,6 +59,7 @@ class Job:
         purge: bool = False,
         max_runtime_s: float | None = None,
         memory: MemoryBudget | None = None,
+        hidden_grace_s: float = HIDDEN_GRACE_S,
     ) -> None:
         """Compact `store`, folding what `table` names with `serde`.
 
@@ -73,6 +73,7 @@ class Job:
             max_runtime_s: begin nothing after so many seconds; what was done is committed,
                 and the next job goes on with the partitions that have waited longest.
             memory: what it may hold; `store` is best opened with its `store_options`.
+            hidden_grace_s: how long hidden checkpoints are kept at least.
         """
         self.id = f"job{secrets.token_hex(8)}"
         self._store = store
@@ -82,6 +83,7 @@ class Job:
         self._purge = purge
         self._max_runtime_s = max_runtime_s
         self._memory = memory or MemoryBudget()
+        self._hidden_grace_s = hidden_grace_s
 
     def run(
         self, partitions: Collection[int] | None = None, progress: Progress | None = None
@@ -124,7 +126,25 @@ class Job:
             if time.monotonic() >= until:
                 break
             report = report.then(self._attempt(settings, partition))
-        return report
+        if report.outcome == Outcome.LOST or time.monotonic() >= until:
+            return report
+        return report.then(self._drop(settings, partition, report))
+
+    def _drop(self, settings: Settings, partition: int, report: PartitionReport) -> PartitionReport:
+        """Drop what was hidden long enough; what another job committed meanwhile can wait."""
+        nothing = PartitionReport(partition, report.outcome, waiting=report.waiting)
+        plan = until_stable(lambda: plan_without_segments(self._store, settings, partition))
+        threads = threads_due(plan, self._hidden_grace_s)
+        if not threads:
+            return nothing
+        dropper = Dropper(self._store, plan, self._table, self._serde, self.id, self._memory)
+        try:
+            return dropper.run(threads, self._hidden_grace_s)
+        except (LostJob, StartAgain):
+            logger.info("partition %d: another job committed first", partition)
+            return nothing
+        finally:
+            return_freed()
 
     def _attempt(self, settings: Settings, partition: int) -> PartitionReport:
         try:
@@ -210,8 +230,8 @@ class PartitionJob:
         with tempfile.TemporaryDirectory(prefix="compactor-") as folder:
             published, output = self._publish_and_merge(Path(folder), parallel)
         report = _count(report, plan, published, output)
-        committed = self._next_manifest(manifest, output, condemned, report)
-        size = self._commit(committed)
+        committed = self._next_manifest(manifest, output, condemned, published, report)
+        size = commit(self._store, committed, plan.etag)
         if condemned:
             self._store.objects.delete(condemned)
         swept = sweep(self._store.objects, plan, self._job, self._grace_s) if sweeps else Swept()
@@ -283,6 +303,7 @@ class PartitionJob:
         left: PartitionManifest,
         output: MergeOutput,
         condemned: Sequence[str],
+        published: Published,
         report: PartitionReport,
     ) -> PartitionManifest:
         return PartitionManifest(
@@ -293,27 +314,18 @@ class PartitionJob:
             merged={**left.merged, **dict.fromkeys(self._plan.tail.segments)},
             retired={**left.retired, **dict.fromkeys(sorted(output.replaced))},
             condemned=tuple(condemned),
+            hidden=_hidden(left, published),
             unfolded=report.unfolded if report.manifests else left.unfolded,
             changed=report.changed if report.manifests else left.changed,
             swept=left.swept,
             totals=_totals(left, report),
         )
 
-    def _commit(self, manifest: PartitionManifest) -> int:
-        """Commit by compare-and-swap. Whatever the outcome, this job's runs stay.
 
-        A lost answer may hide a commit that went through; deleting the runs of a supposed
-        loser would then delete live ones.
-        """
-        key = partition_manifest_key(manifest.partition)
-        body = manifest.encode()
-        try:
-            self._store.objects.compare_and_swap(key, body, self._plan.etag)
-        except (ConditionFailedError, OutcomeUnknownError):
-            found, _ = self._store.reader.partition_manifest(manifest.partition)
-            if found.job != self._job:
-                raise LostJob from None
-        return len(body)
+def _hidden(left: PartitionManifest, published: Published) -> dict[str, HiddenRows]:
+    """The threads whose hidden rows wait to be dropped, those that were published included."""
+    found = {t: rows for t, rows in left.hidden.items() if t not in published.shown_whole}
+    return {**dict.fromkeys(published.hiding, HiddenRows(None)), **found}
 
 
 def _count(

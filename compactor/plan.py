@@ -81,6 +81,15 @@ def make_plan(
     return plan_from(store, settings, manifest, etag, limit)
 
 
+def plan_without_segments(store: LogStore, settings: Settings, partition: int) -> Plan:
+    """Plan a commit that leaves all segments where they are."""
+    manifest, etag = store.reader.partition_manifest(partition)
+    listing = store.log.list(partition)
+    return Plan(
+        partition, settings, manifest, etag, listing, Tail({}, {}, False), SCHEMA.empty_table()
+    )
+
+
 def plan_from(
     store: LogStore,
     settings: Settings,
@@ -169,7 +178,7 @@ def choose_tier(manifest: PartitionManifest, runs: RunReader, deleted: Sequence[
         sequences += same
         level += 1
     rest = (run for run in manifest.runs if run.level >= level)
-    rewritten = tuple(run for run in rest if _holds_any(run, runs, deleted))
+    rewritten = tuple(run for run in rest if holds_any(run, runs, deleted))
     return Tier(tuple(sequences), level, rewritten)
 
 
@@ -182,7 +191,8 @@ def _sequences(manifest: PartitionManifest, level: int) -> list[tuple[RunEntry, 
     return [tuple(sorted(runs, key=lambda run: run.part)) for runs in found.values()]
 
 
-def _holds_any(run: RunEntry, runs: RunReader, threads: Sequence[str]) -> bool:
+def holds_any(run: RunEntry, runs: RunReader, threads: Sequence[str]) -> bool:
+    """Whether a run has rows of one of the threads."""
     candidates = [thread for thread in threads if run.may_hold(thread)]
     if not candidates:
         return False

@@ -51,6 +51,11 @@ class PublishResult:
     work: SnapshotWork = field(default_factory=SnapshotWork)
     tombstones: tuple[Record, ...] = ()
     """The thread's tombstones: what they delete is not written again."""
+    thread_id: str = ""
+    hides: bool = False
+    """Whether rows of the thread are hidden."""
+    complete: bool = False
+    """Whether that is known of all its rows, or only of those that its head needs."""
     bytes_written: int = 0
     objects_deleted: int = 0
 
@@ -59,9 +64,17 @@ class Publisher:
     """Publishes the threads of one partition's job."""
 
     def __init__(
-        self, store: LogStore, plan: Plan, table: ChannelTable, folder: Folder, job: str
+        self,
+        store: LogStore,
+        plan: Plan,
+        table: ChannelTable,
+        folder: Folder,
+        job: str,
+        *,
+        whole: bool = False,
     ) -> None:
-        """Publish for a job that began from `plan`."""
+        """Publish for a job that began from `plan`; `whole` decides from whole histories only."""
+        self._whole = whole
         self._store = store
         self._plan = plan
         self._table = table
@@ -130,6 +143,9 @@ class Publisher:
         except NeedsHistory:
             read = self._full_read(old, records)
             entries, kept = self._settle(read, old, result, uploads)
+        result.thread_id = old.thread_id
+        result.hides = any(True for _ in read.view.hidden_rows())
+        result.complete = read.view.complete
         result.tombstones = tuple(t._replace(value=None) for t in read.view.tombstones)
         now = self._plan.listing.date
         retired = self._collect(old, entries, now, result)
@@ -185,7 +201,8 @@ class Publisher:
                 them is a late copy, or a delete: only the runs have what lost a clash.
         """
         if (
-            old.merged.keys() & self._plan.tail.segments.keys()
+            self._whole
+            or old.merged.keys() & self._plan.tail.segments.keys()
             or arrived_before(records, old)
             or (old.generation and any(r.kind == Kind.TOMBSTONE for r in records))
         ):

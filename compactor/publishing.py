@@ -29,6 +29,10 @@ class Published:
     retired: int = 0
     bytes_written: int = 0
     objects_deleted: int = 0
+    hiding: set[str] = field(default_factory=set)
+    """The threads with hidden rows."""
+    shown_whole: set[str] = field(default_factory=set)
+    """The threads that are known to have none."""
     unfolded: dict[str, str] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
 
@@ -40,6 +44,10 @@ class Published:
         self.retired += result.work.retired
         self.bytes_written += result.bytes_written
         self.objects_deleted += result.objects_deleted
+        if result.hides:
+            self.hiding.add(result.thread_id)
+        elif result.complete:
+            self.shown_whole.add(result.thread_id)
         self.unfolded.update(result.work.unfolded)
         self.changed.update(result.work.changed)
 

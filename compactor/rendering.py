@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,6 +15,8 @@ from compactor.retention import Retired
 from compactor.status import StoreStatus
 from logstore.cli.common import cell, console, human_bytes, notes, table
 from logstore.keys import LOG
+
+_REASONS = 10
 
 
 @contextmanager
@@ -134,6 +136,16 @@ def show_status(found: StoreStatus) -> None:
     for part in found.partitions:
         show_reasons("no snapshots of", part.unfolded)
         show_reasons("another reducer in", part.changed)
+    _show_hidden([reason for part in found.partitions for reason in part.hidden.values()])
+
+
+def _show_hidden(reasons: Sequence[str]) -> None:
+    """How many threads have hidden checkpoints, and what keeps them."""
+    if not reasons:
+        return
+    console.print(f"threads with hidden checkpoints that wait to be dropped: {len(reasons)}")
+    for reason, count in Counter(reason for reason in reasons if reason).most_common(_REASONS):
+        console.print(cell(f"  kept in {count}: {reason}", style="yellow"))
 
 
 def show_verification(found: Verification) -> None:

@@ -44,6 +44,8 @@ class PartitionReport:
     """Snapshot manifests updated."""
     segments_deleted: int = 0
     runs_deleted: int = 0
+    rows_dropped: int = 0
+    """Rows of hidden checkpoints that nothing needs any more."""
     objects_deleted: int = 0
     """Snapshot objects and orphans deleted."""
     waiting: int = 0
@@ -69,7 +71,7 @@ class PartitionReport:
 
 _LATEST = frozenset(("partition", "segments_left", "waiting"))
 """Numbers that tell of the end, and are not added up."""
-_NOTES = ("unfolded", "changed")
+_NOTES = ("unfolded", "changed", "unreadable")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ class PartitionStatus:
     """Objects that are merged or replaced, and wait for their grace to pass."""
     unfolded: dict[str, str]
     """Channels that the last job made no snapshots of, and why."""
+    hidden: dict[str, str]
+    """The threads whose hidden rows wait to be dropped, and why they were kept, if a job has
+    looked."""
     changed: dict[str, str]
     """Channels in which it met snapshots of another reducer, and which."""
     totals: dict[str, int]
@@ -86,6 +89,7 @@ def _partition(store: LogStore, partition: int) -> PartitionStatus:
         run_bytes=sum(run.size for run in manifest.runs),
         waiting=len(manifest.merged) + len(manifest.retired) + len(manifest.condemned),
         unfolded=dict(manifest.unfolded),
+        hidden={thread_id: rows.reason for thread_id, rows in manifest.hidden.items()},
         changed=dict(manifest.changed),
         totals=dict(manifest.totals),
     )

@@ -77,7 +77,7 @@ class Maintenance:
         self._store.settle(thread_id)
         read = until_stable(lambda: self._store.read_head(thread_id))
         if read.positions:
-            self._hide(thread_id, Tombstone(read.positions))
+            self._hide(thread_id, Tombstone(_seen(read)))
         self.deleted.remember(_places(read.view))
         self.deleted.remember(self._store.bases.forget(thread_id))
 
@@ -108,7 +108,7 @@ class Maintenance:
             How many checkpoints are hidden by it, or would be.
         """
         read = self._whole(thread_id)
-        tombstone = prune_tombstone(read.view, read.positions, newest)
+        tombstone = prune_tombstone(read.view, _seen(read), newest)
         if tombstone is None:
             return 0
         if not dry_run:
@@ -131,7 +131,7 @@ class Maintenance:
         if max(written, default=0) >= before * 1e6:
             return 0
         if not dry_run and written:
-            self._hide(thread_id, Tombstone(read.positions))
+            self._hide(thread_id, Tombstone(_seen(read)))
         return len(list(read.view.shown()))
 
     def delete_for_runs(self, run_ids: Collection[str]) -> None:
@@ -145,7 +145,7 @@ class Maintenance:
     def _hide_runs(self, thread_id: str, run_ids: Collection[str]) -> None:
         read = self._whole(thread_id)
         found = frozenset(r.run_id for r in read.view.records if r.run_id in run_ids and r.run_id)
-        tombstone = Tombstone(read.positions, runs=found)
+        tombstone = Tombstone(_seen(read), runs=found)
         shown = [*read.view.shown(), *read.view.shown_writes()]
         if any(tombstone.hides(record) for record in shown):
             self._hide(thread_id, tombstone)
@@ -189,6 +189,19 @@ class Maintenance:
             jobs = [pool.submit(function, thread_id) for thread_id in thread_ids]
         for job in jobs:
             job.result()
+
+
+def _seen(read: ThreadRead) -> dict[str, int]:
+    """For each writer the lane position up to which a read has seen the thread.
+
+    What an earlier tombstone had seen counts although it may have been dropped since: a late
+    copy of it must not come back when that tombstone is superseded.
+    """
+    positions = dict(read.positions)
+    for record in read.view.tombstones:
+        for writer, position in Tombstone.from_record(record).positions.items():
+            positions[writer] = max(position, positions.get(writer, -1))
+    return positions
 
 
 def _places(view: ThreadView) -> list[Place]:

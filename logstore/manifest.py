@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import zstandard
@@ -160,6 +160,16 @@ class RunEntry:
         return self.first_thread <= thread_id <= self.last_thread
 
 
+class HiddenRows(NamedTuple):
+    """A thread of a partition that has rows which are stored and not shown."""
+
+    since: float | None
+    """The store's time of the commit that noted it, or that last looked; None in that commit
+    itself, which cannot know it."""
+    reason: str = ""
+    """Why they could not be dropped when a job looked."""
+
+
 @dataclass(frozen=True)
 class PartitionManifest:
     """A partition's live runs, and what waits for its deletion."""
@@ -175,6 +185,8 @@ class PartitionManifest:
     """Replaced runs, likewise."""
     condemned: tuple[str, ...] = ()
     """Objects that nothing names, to be deleted: every job that began earlier has lost."""
+    hidden: Mapping[str, HiddenRows] = field(default_factory=dict)
+    """The threads whose hidden rows wait to be dropped."""
     unfolded: Mapping[str, str] = field(default_factory=dict)
     """Channels that the last job could not fold, and why."""
     changed: Mapping[str, str] = field(default_factory=dict)
@@ -195,7 +207,11 @@ class PartitionManifest:
         def fill(entries: Mapping[str, float | None]) -> dict[str, float | None]:
             return {k: modified if t is None else t for k, t in entries.items()}
 
-        return replace(self, merged=fill(self.merged), retired=fill(self.retired))
+        hidden = {
+            thread_id: rows if rows.since is not None else rows._replace(since=modified)
+            for thread_id, rows in self.hidden.items()
+        }
+        return replace(self, merged=fill(self.merged), retired=fill(self.retired), hidden=hidden)
 
     def encode(self) -> bytes:
         """The manifest's body."""
@@ -210,6 +226,7 @@ class PartitionManifest:
                 "merged": dict(self.merged),
                 "retired": dict(self.retired),
                 "condemned": list(self.condemned),
+                "hidden": {thread_id: list(rows) for thread_id, rows in self.hidden.items()},
                 "unfolded": dict(self.unfolded),
                 "changed": dict(self.changed),
                 "swept": self.swept,
@@ -233,6 +250,7 @@ class PartitionManifest:
             merged=doc["merged"],
             retired=doc["retired"],
             condemned=tuple(doc["condemned"]),
+            hidden={thread_id: HiddenRows(*rows) for thread_id, rows in doc["hidden"].items()},
             unfolded=doc["unfolded"],
             changed=doc.get("changed", {}),
             swept=doc.get("swept", 0.0),

@@ -191,6 +191,12 @@ class ThreadView:
         """The checkpoints that are stored and not shown."""
         return self._hidden
 
+    def hidden_rows(self) -> Iterator[Record]:
+        """The checkpoints, and the writes, that are stored and not shown."""
+        yield from (self._checkpoints[ns][checkpoint_id] for ns, checkpoint_id in self._hidden)
+        for writes in self._writes.values():
+            yield from (write for write in writes if self._hides(write))
+
     def is_boundary(self, checkpoint: Record) -> bool:
         """Whether the checkpoint is shown and its parent is hidden."""
         ns, parent = checkpoint.checkpoint_ns, checkpoint.parent_checkpoint_id

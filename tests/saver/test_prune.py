@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from logstore import InvalidOptionError, LogStoreSaver
 from logstore.errors import DeletedCheckpointError, ThreadExistsError
@@ -37,7 +38,13 @@ def folding(place: Place, make: Make) -> None:
     place.compact(graph=make(None))
 
 
-jobs = pytest.mark.parametrize("job", [never, merging, folding])
+def dropping(place: Place, make: Make) -> None:
+    """Jobs that drop what is hidden at once."""
+    for _ in range(2):
+        place.compact(graph=make(None), hidden_grace_s=0)
+
+
+jobs = pytest.mark.parametrize("job", [never, merging, folding, dropping])
 
 
 def run_of(run_id: str, thread_id: str = "t", **more: Any) -> Config:
@@ -60,7 +67,8 @@ def ids(saver: LogStoreSaver, thread_id: str = "t", ns: str = "") -> list[str]:
 
 @pytest.mark.parametrize(
     ("k", "step", "job"),
-    [(7, 1, never), (7, 2, folding), (7, 6, merging)] + [(1000, 6, never)],
+    [(7, 1, never), (7, 2, folding), (7, 2, dropping), (7, 6, merging)]
+    + [(1, 6, dropping), (1000, 6, never), (1000, 5, dropping)],
 )
 def test_a_thread_pruned_at_any_length_goes_on_as_one_that_never_was(
     place: Place, k: int, step: int, job: Job
@@ -303,3 +311,31 @@ def test_a_checkpoint_of_an_old_format_takes_its_tasks_from_its_parent(
     assert found is not None
     assert found.checkpoint["channel_values"]["__pregel_tasks"] == [[{"node": "work", "arg": 1}]]
     assert "__pregel_tasks" in found.checkpoint["channel_versions"]
+
+
+class BlindSerde(JsonPlusSerializer):
+    """Cannot read: as where a class is missing, or a key."""
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        raise AssertionError("a value was decoded")
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_maintenance_decodes_no_value(place: Place, compacted: bool) -> None:
+    make = linear_graph(7)
+    with place.fresh() as saver:
+        turns(make, saver, "t", 6)
+    if compacted:
+        place.compact()
+    with place.fresh(serde=BlindSerde()) as blind:
+        blind.copy_thread("t", "copy")
+        blind.delete_for_runs(["run-2"])
+        blind.prune(["t"])
+        blind.prune(["copy"], newest=5)
+        blind.delete_thread("t")
+    place.compact()
+    with place.fresh() as saver:
+        assert len(ids(saver, "copy")) == 5
+        assert ids(saver, "t") == []
+        live = make(saver).invoke(both("on"), thread("copy"))
+    assert_twins(place, make, thread("copy"), live)
