@@ -24,6 +24,7 @@ from langgraph.checkpoint.base import (
 
 from logstore.blocked import blocked_classes
 from logstore.channels import delta_messages, merge_message_writes
+from logstore.encode import HIDDEN_PARENT
 from logstore.errors import ConversionError
 from logstore.modes import COUNTERS, MESSAGES, MODE_KEY, is_delta
 
@@ -242,8 +243,11 @@ def _parent(found: CheckpointTuple) -> RunnableConfig:
     """The config for a put in the checkpoint's place."""
     if found.parent_config is not None:
         return found.parent_config
-    configurable = found.config["configurable"]
-    return {"configurable": {k: v for k, v in configurable.items() if k != "checkpoint_id"}}
+    configurable = dict(found.config["configurable"])
+    # After a prune the parent is hidden, and other delta channels are still rebuilt from it.
+    parent = configurable.pop(HIDDEN_PARENT, None)
+    configurable.pop("checkpoint_id")
+    return {"configurable": {**configurable, **({"checkpoint_id": parent} if parent else {})}}
 
 
 def _overtaken(thread_id: str) -> ConversionError:

@@ -217,6 +217,24 @@ def test_each_checkpoint_costs_one_segment_and_the_messages_no_second_copy(place
     assert size(place, "runs/") < stored * 2
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("newest", [1, 2, 4])
+def test_a_pruned_thread_is_converted_and_stays_pruned(
+    place: Place, newest: int, compacted: bool
+) -> None:
+    say(process(place.saver(), "delta", 1000), "a", "b", "c")
+    place.saver().prune(["t"], newest=newest)
+    expected = shown(process(place.saver(), "delta", 1000))
+    assert len(expected) == newest
+    convert_to_full(place.saver(), "t")
+    if compacted:
+        place.compact(graph=operator_graph(1000), frequency=2)
+    with place.fresh() as saver:
+        full = process(saver, "full")
+        assert shown(full) == expected
+        assert say(full, "on")["messages"][:-2] == expected[0]["values"]["messages"]
+
+
 class Killed(RuntimeError):
     """The process ends here."""
 
