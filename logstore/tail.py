@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -163,7 +163,7 @@ class LogReader:
         while missing:
             listed, hidden = missing & listing.arrived.keys(), missing - listing.arrived.keys()
             answers = [
-                *self.map(self._try_fetch, sorted(listed)),
+                *self._fetch_listed(sorted(listed)),
                 *self.map(self._try_fetch_hidden, sorted(hidden)),
             ]
             for key, answer, modified in answers:
@@ -183,6 +183,17 @@ class LogReader:
             missing = self._named(segments, merged, thread_id)
             missing -= segments.keys() | gone | skipped
         return Tail(segments, arrived, bool(gone))
+
+    def _fetch_listed(self, keys: Sequence[str]) -> Iterator[Answer]:
+        """Segments that a page showed; those in memory cost no trip to another thread."""
+        missing = []
+        for key in keys:
+            segment = self._cache.get(key)
+            if segment is None:
+                missing.append(key)
+            else:
+                yield key, segment, None
+        yield from self.map(self._try_fetch, missing)
 
     def _try_fetch(self, key: str) -> Answer:
         try:
