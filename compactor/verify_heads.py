@@ -167,10 +167,12 @@ class _Evidence:
                 for w, typed in zip(writes, self.load(writes), strict=True)
             ],
         }
-        for channel in view.versions(head):
+        for channel, version in view.versions(head).items():
             stored = view.stored_value(head, channel)
-            if stored is None:
+            if stored is not None:
+                found[f"the value of {channel}"] = self.load([stored])
+            elif view.complete or view.blob(head.checkpoint_ns, channel, version) is not None:
                 self.unstored.append(channel)
             else:
-                found[f"the value of {channel}"] = self.load([stored])
+                raise NeedsHistory
         return found

@@ -130,6 +130,18 @@ def test_a_pruned_thread_is_proved_before_and_after_jobs(place: Place, jobs: boo
     assert found.checked.proved
 
 
+def test_a_head_that_leaves_the_manifest_is_left_to_the_runs(place: Place) -> None:
+    """A fork in the tail whose values only the runs hold is no fault of the manifest."""
+    script = Script([place.saver()])
+    first = script.put(values={"x": "one"}, updates=("d", "x"))
+    script.put(first, values={"x": "two"}, updates=("d", "x"))
+    place.compact(channels=D)
+    script.put(first)
+    found = verified(place)
+    assert not found.findings, found.findings
+    assert found.checked.heads == 0
+
+
 def test_without_a_reducer_it_says_what_it_could_not_prove(place: Place) -> None:
     lived_in(place)
     found = verified(place, table=table_of())
