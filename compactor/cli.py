@@ -10,6 +10,7 @@ import typer
 
 from compactor.config import Operation
 from compactor.dryrun import DryRunStore
+from compactor.iceberg_command import publish
 from compactor.job import Job
 from compactor.memory import limit_heap
 from compactor.options import (
@@ -284,6 +285,9 @@ def rebuild_(
         print_json(report.to_dict())
     else:
         show_report(report, "rebuilt")
+
+
+app.command()(publish)
 
 
 def main() -> None:

@@ -149,6 +149,7 @@ class StoreSnapshot:
         filter: pc.Expression | None = None,
         *,
         thread_id: str | None = None,
+        partition: int | None = None,
         reading: Reading | None = None,
         on_records: Callable[[int], None] = _ignore,
     ) -> pa.RecordBatchReader:
@@ -163,6 +164,7 @@ class StoreSnapshot:
             columns: which columns, in which order; None for all.
             filter: which rows.
             thread_id: only this thread, which is much cheaper than a filter on it.
+            partition: only this partition, likewise.
             reading: for messages and tool calls, which of them.
             on_records: is told, now and then, how many more records were read of `records`.
 
@@ -178,7 +180,15 @@ class StoreSnapshot:
                 f"it has {', '.join(schema.names)}"
             )
         chosen = schema if columns is None else pa.schema([schema.field(c) for c in columns])
-        batches = self._batches(name, chosen.names, filter, thread_id, reading, on_records)
+        batches = self._batches(
+            name,
+            chosen.names,
+            filter,
+            self._chosen(thread_id, partition),
+            thread_id,
+            reading or Reading(),
+            on_records,
+        )
         return pa.RecordBatchReader.from_batches(chosen, batches)
 
     def _batches(
@@ -186,17 +196,14 @@ class StoreSnapshot:
         name: str,
         columns: Sequence[str],
         filter: pc.Expression | None,
+        partitions: Sequence[PinnedPartition],
         thread_id: str | None,
-        reading: Reading | None,
+        reading: Reading,
         on_records: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
-        partitions = self.partitions
-        if thread_id is not None:
-            thread_id = Target.check_thread_id(thread_id)
-            partitions = (partitions[partition_of(thread_id, len(partitions))],)
-            if name not in READ:
-                mine = pc.field("thread_id") == thread_id
-                filter = mine if filter is None else filter & mine
+        if thread_id is not None and name not in READ:
+            mine = pc.field("thread_id") == thread_id
+            filter = mine if filter is None else filter & mine
         if name == "threads":
             yield from self._threads(columns, filter)
             return
@@ -207,11 +214,16 @@ class StoreSnapshot:
                 scan = RecordScan(partition, self._files)
                 yield from scan.batches(columns, wanted, on_records)
             else:
-                made = self._made(name, partition, thread_id, reading or Reading(), on_records)
+                made = self._made(name, partition, thread_id, reading, on_records)
                 for batch in batches_of(made, READ[name]):
                     table = pa.Table.from_batches([batch])
                     table = table if filter is None else table.filter(filter)
                     yield from table.select(list(columns)).to_batches()
+
+    def _chosen(self, thread_id: str | None, partition: int | None) -> Sequence[PinnedPartition]:
+        if thread_id is not None:
+            partition = partition_of(Target.check_thread_id(thread_id), len(self.partitions))
+        return self.partitions if partition is None else (self.partitions[partition],)
 
     def _threads(
         self, columns: Sequence[str], filter: pc.Expression | None
@@ -317,7 +329,9 @@ class StoreSnapshot:
     def _spooled_table(self, name: str, reading: Reading) -> SpooledTable:
         key = (name, reading)
         if key not in self._spooled:
-            make = partial(self._batches, name, READ[name].names, None, None, reading, _ignore)
+            make = partial(
+                self._batches, name, READ[name].names, None, self.partitions, None, reading, _ignore
+            )
             path = self._spool / f"{name}-{reading.name}.parquet"
             self._spooled[key] = SpooledTable(READ[name], make, path)
         return self._spooled[key]

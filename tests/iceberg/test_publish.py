@@ -1,0 +1,190 @@
+"""`compactor publish`: Iceberg tables say what the store says, to engines of other people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from pyiceberg.catalog import Catalog
+from typer.testing import CliRunner
+
+from compactor.cli import app
+from compactor.iceberg import open_catalog, publish
+from logstore import analytics
+from logstore.errors import UsageError
+from logstore.testing.servers import CREDENTIALS, TABLE_BUCKET, iceberg_seaweedfs
+from tests.helpers import Place, Script, memory_place
+
+TABLE = "agents.support"
+TABLES = {"checkpoints": "checkpoint_id", "messages": "message_id"}
+
+# pyiceberg, SQLAlchemy and polars warn of things that are theirs to mend.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    """A catalog in SQLite."""
+    warehouse = tmp_path / "warehouse"
+    warehouse.mkdir()
+    database = f"sqlite:///{tmp_path}/catalog.db"
+    return open_catalog("local", {"type": "sql", "uri": database, "warehouse": warehouse.as_uri()})
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """A store of two partitions."""
+    with memory_place(partitions=2) as found:
+        for number in range(4):
+            say(found, f"thread-{number}", "hello", "how are you?")
+        yield found
+
+
+def say(place: Place, thread_id: str, *texts: str, serial: int = 0) -> Script:
+    """A thread whose messages are stored as a value."""
+    script = Script([place.saver()], thread_id, _serial=serial)
+    parent = None
+    said: list[Any] = []
+    for number, text in enumerate(texts):
+        kind = HumanMessage if number % 2 == 0 else AIMessage
+        said = [*said, kind(text, id=f"m{number}")]
+        parent = script.put(parent, updates=["messages"], values={"messages": said})
+    return script
+
+
+def bring_up_to_date(place: Place, catalog: Catalog) -> dict[str, Any]:
+    """Publish, and compare the tables with the store."""
+    with analytics.open(place.uri, **place.backend) as snapshot:
+        done = {one.table: one for one in publish(snapshot, catalog, TABLE)}
+        for name, key in TABLES.items():
+            table = catalog.load_table(f"{TABLE}_{name}")
+            published = table.scan().to_arrow().select(["thread_id", key]).to_pylist()
+            shown = snapshot.scan(name, ["thread_id", key]).read_all().to_pylist()
+            assert sorted(map(repr, published)) == sorted(map(repr, shown))
+    return {name: done[f"{TABLE}_{name}"] for name in TABLES}
+
+
+def test_tables_follow_the_store_through_writes_compactions_and_deletes(
+    place: Place, catalog: Catalog
+) -> None:
+    first = bring_up_to_date(place, catalog)
+    assert (first["checkpoints"].appended, first["messages"].appended) == (8, 8)
+    again = bring_up_to_date(place, catalog)
+    assert again["messages"].partitions == again["messages"].appended == 0
+    place.compact()
+    compacted = bring_up_to_date(place, catalog)
+    assert (compacted["messages"].appended, compacted["messages"].deleted) == (0, 0)
+    say(place, "thread-0", "hello", "changed", "more", serial=50)
+    say(place, "new", "hello")
+    place.saver().delete_thread("thread-1")
+    place.compact()
+    changed = bring_up_to_date(place, catalog)
+    assert changed["checkpoints"].appended == 4
+    assert changed["checkpoints"].deleted == 2
+    place.saver().prune(["thread-2"])
+    pruned = bring_up_to_date(place, catalog)
+    assert (pruned["checkpoints"].appended, pruned["checkpoints"].deleted) == (0, 1)
+
+
+def test_a_publish_that_was_killed_between_tables_is_mended(
+    place: Place, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(text: str) -> None:
+        if "messages: partition 1" in text:
+            raise KeyboardInterrupt
+
+    with analytics.open(place.uri) as snapshot, pytest.raises(KeyboardInterrupt):
+        publish(snapshot, catalog, TABLE, killed)
+    mended = bring_up_to_date(place, catalog)
+    assert mended["checkpoints"].appended == 0
+    assert mended["messages"].partitions == 1
+
+
+def counts_of(catalog: Catalog) -> dict[str, list[int]]:
+    """How many rows and threads two foreign engines find in each table."""
+    found: dict[str, list[int]] = {}
+    for name in TABLES:
+        table = catalog.load_table(f"{TABLE}_{name}")
+        frame = polars.scan_iceberg(table).select(
+            polars.len().alias("n"), polars.col("thread_id").n_unique().alias("threads")
+        )
+        files = [task.file.file_path for task in table.scan().plan_files()]
+        query = "SELECT count(*), count(DISTINCT thread_id) FROM read_parquet($1)"
+        (counted,) = duckdb.execute(query, [files]).fetchall()
+        found[name] = [*frame.collect().row(0), *counted]
+    return found
+
+
+def test_foreign_engines_read_the_tables(
+    place: Place, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    bring_up_to_date(place, catalog)
+    assert counts_of(catalog) == {"checkpoints": [8, 4, 8, 4], "messages": [8, 4, 8, 4]}
+    place.saver().delete_thread("thread-3")
+    bring_up_to_date(place, catalog)
+    assert counts_of(catalog) == {"checkpoints": [6, 3, 6, 3], "messages": [6, 3, 6, 3]}
+
+
+def test_the_command_publishes_and_tells(tmp_path: Path) -> None:
+    place = Place((tmp_path / "store").as_uri()).create()
+    say(place, "t", "hello")
+    place.close()
+    (tmp_path / "warehouse").mkdir()
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": (tmp_path / "warehouse").as_uri(),
+    }
+    given = [part for item in properties.items() for part in ("--property", "=".join(item))]
+    command = ["publish", place.uri, "--catalog", "local", "--table", TABLE, *given]
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == 0, shown.output
+    assert "agents.support_messages" in shown.stdout
+    tables = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["tables"]
+    assert [(one["appended"], one["deleted"]) for one in tables] == [(0, 0), (0, 0)]
+    bad = CliRunner().invoke(app, [*command[:5], "nameless", *given])
+    assert bad.exit_code == 2
+    assert "named with its namespace" in bad.stderr
+    nowhere = CliRunner().invoke(app, [*command[:3], "nowhere-at-all", "--table", TABLE])
+    assert nowhere.exit_code == 2
+    assert "cannot be opened" in nowhere.stderr
+
+
+def test_a_catalog_that_cannot_be_opened_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="cannot be opened"):
+        open_catalog("nowhere-at-all", {})
+
+
+@pytest.mark.s3
+def test_seaweedfs_catalog_serves_the_tables(tmp_path: Path) -> None:
+    with iceberg_seaweedfs(tmp_path) as (endpoint, rest):
+        catalog = open_catalog(
+            "weed",
+            {
+                "type": "rest",
+                "uri": rest,
+                "warehouse": f"s3://{TABLE_BUCKET}",
+                "credential": ":".join(CREDENTIALS.values()),
+                "s3.endpoint": endpoint,
+                "s3.access-key-id": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+                "s3.secret-access-key": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+                "s3.region": "us-east-1",
+            },
+        )
+        with memory_place() as place:
+            say(place, "t", "hello", "hi")
+            say(place, "stays", "hello")
+            bring_up_to_date(place, catalog)
+            place.saver().delete_thread("t")
+            bring_up_to_date(place, catalog)
