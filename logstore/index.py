@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.manifest import PartitionManifest
 from logstore.reader import until_stable
 from logstore.records import Kind
 from logstore.segment import with_arrival
 from logstore.store import LogStore
-from logstore.tail import Listing, StartAgain
+from logstore.tail import Listing, StartAgain, Tail
 
 _CHECKPOINTS = ["thread_id", "checkpoint_ns", "checkpoint_id", "kind"]
 _RUNS = ["thread_id", "kind", "run_id"]
+
+
+@dataclass(frozen=True)
+class PartitionRead:
+    """All records of a partition: the runs of one version of its manifest, and its tail."""
+
+    manifest: PartitionManifest
+    exists: bool
+    """Whether the partition was ever compacted."""
+    listing: Listing
+    tail: Tail
+
+
+def read_partition(store: LogStore, partition: int) -> PartitionRead:
+    """LIST the log, GET the manifest after it, fetch what that has not merged.
+
+    Raises:
+        StartAgain: compaction moved things meanwhile.
+        CorruptObjectError: a segment or the manifest cannot be read.
+    """
+    listing = store.log.list(partition)
+    manifest, etag = store.reader.partition_manifest(partition)
+    tail = store.log.read(listing, manifest.merged.keys(), None)
+    if tail.gone and store.reader.partition_manifest(partition)[1] != etag:
+        raise StartAgain
+    return PartitionRead(manifest, etag is not None, listing, tail)
 
 
 class StoreIndex:
@@ -63,16 +91,11 @@ class StoreIndex:
         return settings.partitions if settings else 0
 
     def _tables(self, partition: int, columns: Sequence[str]) -> tuple[Listing, list[pa.Table]]:
-        store = self._store
-        listing = store.log.list(partition)
-        manifest, etag = store.reader.partition_manifest(partition)
-        tail = store.log.read(listing, manifest.merged.keys(), None)
-        if tail.gone and store.reader.partition_manifest(partition)[1] != etag:
-            raise StartAgain
+        read = read_partition(self._store, partition)
         tables = [
-            with_arrival(segment.table, tail.arrived[key]).select(columns)
-            for key, segment in tail.segments.items()
+            with_arrival(segment.table, read.tail.arrived[key]).select(columns)
+            for key, segment in read.tail.segments.items()
         ]
-        for run in manifest.runs:
-            tables.extend(store.runs.columns(run, columns))
-        return listing, tables
+        for run in read.manifest.runs:
+            tables.extend(self._store.runs.columns(run, columns))
+        return read.listing, tables

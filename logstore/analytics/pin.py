@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 from logstore.analytics.sources import SOURCE, RunSource, Source, TailSource, threads_of
 from logstore.analytics.visibility import DeletionVectors, deletion_vectors
 from logstore.errors import MissingDataError, ObjectNotFoundError, SnapshotExpiredError
+from logstore.index import read_partition
 from logstore.manifest import PartitionManifest, RunEntry
 from logstore.reader import ThreadRead, late_writes, until_stable
 from logstore.records import SCHEMA, Record
-from logstore.segment import cast_table
+from logstore.segment import cast_table, with_arrival
 from logstore.store import LogStore
 from logstore.tail import Listing, StartAgain, Tail
 from logstore.view import ThreadView
@@ -151,23 +152,15 @@ def pin(store: LogStore, partition: int, spool: Path) -> PinnedPartition:
         CorruptObjectError: a segment or the manifest cannot be read.
     """
 
-    def attempt() -> tuple[PartitionManifest, Listing, Tail]:
-        listing = store.log.list(partition)
-        manifest, etag = store.reader.partition_manifest(partition)
-        tail = store.log.read(listing, manifest.merged.keys(), None)
-        if tail.gone and etag is None:
-            raise MissingDataError(
-                f"a segment in partition {partition} of {store.uri} builds on another one that "
-                "does not exist, and no manifest holds its records. If an object was deleted by "
-                "hand, restore it from a version or copy of the bucket"
-            )
-        if tail.gone and store.reader.partition_manifest(partition)[1] != etag:
-            raise StartAgain
-        return manifest, listing, tail
-
-    manifest, listing, tail = until_stable(attempt)
-    table = spooled(_sorted(tail).to_batches(), SCHEMA, spool / f"tail-{partition:04d}")
-    return PinnedPartition(store, manifest, listing, table, spool)
+    read = until_stable(lambda: read_partition(store, partition))
+    if read.tail.gone and not read.exists:
+        raise MissingDataError(
+            f"a segment in partition {partition} of {store.uri} builds on another one that "
+            "does not exist, and no manifest holds its records. If an object was deleted by "
+            "hand, restore it from a version or copy of the bucket"
+        )
+    table = spooled(_sorted(read.tail).to_batches(), SCHEMA, spool / f"tail-{partition:04d}")
+    return PinnedPartition(store, read.manifest, read.listing, table, spool)
 
 
 def spooled(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: Path) -> pa.Table:
@@ -189,13 +182,7 @@ def _offsets(table: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
 def _sorted(tail: Tail) -> pa.Table:
     """The records of a tail, by thread."""
     tables = [
-        cast_table(_arrived(segment.table, tail.arrived[key]), SCHEMA)
+        cast_table(with_arrival(segment.table, tail.arrived[key]), SCHEMA)
         for key, segment in tail.segments.items()
     ]
     return pa.concat_tables([SCHEMA.empty_table(), *tables]).sort_by([("thread_id", "ascending")])
-
-
-def _arrived(table: pa.Table, arrived: int) -> pa.Table:
-    field = SCHEMA.field("arrived")
-    column = pa.repeat(pa.scalar(arrived, pa.int64()), table.num_rows).cast(field.type)
-    return table.append_column(field, column)
