@@ -550,3 +550,32 @@ def test_a_fold_never_takes_a_roots_reducer_for_a_subgraph(place: Place) -> None
     assert waiting.values["delta"] == waiting.values["plain"]
     assert all(ns == "" for _, ns, _, channel in place.snapshots() if channel == "delta")
     assert concat([], waiting.values["delta"]) == waiting.values["plain"]
+
+
+@pytest.mark.parametrize("own", [None, True, "the saver"])
+def test_graphs_within_graphs_equal_the_model_whatever_saver_they_are_compiled_with(
+    place: Place, own: Any
+) -> None:
+    def make(saver: Any) -> Any:
+        given = saver if own == "the saver" else own
+        graph = None
+        for level in range(3):
+            builder = StateGraph(twin_state(3))
+            builder.add_node("work", lambda values, at=level: both(f"{at}: {len(values['plain'])}"))
+            builder.add_edge(START, "work")
+            if graph is not None:
+                builder.add_node("below", graph)
+                builder.add_edge("work", "below")
+            graph = builder.compile(checkpointer=saver if level == 2 else given)
+        return graph
+
+    model = InMemorySaver()
+    for turn in range(3):
+        expected = make(model).invoke(both(f"turn {turn}"), thread())
+        with place.fresh() as saver:
+            assert make(saver).invoke(both(f"turn {turn}"), thread()) == expected
+        place.compact(graph=make(None), frequency=2)
+    assert_twins(place, make, thread(), expected)
+    with place.fresh() as saver:
+        found = {c.config["configurable"]["checkpoint_ns"].count("|") for c in saver.list(thread())}
+    assert found == {0, 1}
