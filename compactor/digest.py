@@ -145,18 +145,11 @@ class _Kept:
         ]
         return [
             *without_superseded(self._view.tombstones),
-            *map(self._without_hidden_parent, self._whole.values()),
+            *self._whole.values(),
             *trimmed,
             *markers,
             *self._others.values(),
         ]
-
-    def _without_hidden_parent(self, head: Record) -> Record:
-        """The head as a root, if no walk goes on to its hidden parent."""
-        parent = (head.checkpoint_ns, head.parent_checkpoint_id or "")
-        if self._view.is_boundary(head) and parent not in self._trimmed:
-            return head._replace(parent_checkpoint_id=None)
-        return head
 
     def _add(self, record: Record) -> None:
         self._others[id(record)] = record
@@ -165,6 +158,10 @@ class _Kept:
         """A head with all that was stored at it."""
         view, ns, checkpoint_id = self._view, head.checkpoint_ns, head.checkpoint_id
         self._whole[(ns, checkpoint_id)] = head
+        parent = view.ancestor(ns, head.parent_checkpoint_id or "")
+        if parent is not None and view.is_boundary(head):
+            # So that a reader knows that it is hidden, and what lies below it.
+            self._trimmed.setdefault((ns, parent.checkpoint_id), (parent, set()))
         for channel, version in view.versions(head).items():
             blob = view.blob(ns, channel, version)
             if blob is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from langgraph.channels.delta import DeltaChannel
 
@@ -237,6 +237,7 @@ EVENTS = st.lists(
 
 @settings(deadline=None, max_examples=60)
 @given(events=EVENTS)
+@example([*[("turn", 0)] * 4, ("delete runs", 16), ("fold", 1), ("turn", 1)])
 def test_what_is_shown_keeps_its_value_in_any_order_of_events(
     events: list[tuple[str, int]],
 ) -> None:
