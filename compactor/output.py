@@ -14,6 +14,7 @@ from logstore.lanes import store_once
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
 from logstore.records import SCHEMA
+from logstore.seal import sealed
 from logstore.segment import parquet_metadata
 
 ROW_GROUP_BYTES = 4 << 20
@@ -197,7 +198,7 @@ class _RunFile:
         self._sink.close()
         body = self._path.read_bytes()
         self._path.unlink()
-        return body
+        return sealed(body)
 
 
 def _row_bytes(table: pa.Table) -> pa.ChunkedArray:

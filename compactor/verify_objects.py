@@ -23,7 +23,6 @@ from logstore.keys import (
 )
 from logstore.manifest import PartitionManifest, RunEntry, SnapshotManifest
 from logstore.objects.base import ObjectInfo
-from logstore.records import SCHEMA
 from logstore.store import LogStore, Settings
 from logstore.tail import Listing, StartAgain
 
@@ -182,9 +181,9 @@ class _ObjectCheck:
         self._say(problem, run.key, detail, RESTORE)
 
     def _read(self, run: RunEntry) -> None:
-        """Read every page, so that its checksum is looked at."""
         try:
-            for table in self._store.runs.columns(run, SCHEMA.names):
+            self._store.runs.check(run)
+            for table in self._store.runs.columns(run, ["thread_id"]):
                 self._found.threads.update(table["thread_id"].unique().to_pylist())
         except FormatError as error:
             self._broken(run, Problem.UNREADABLE, str(error))

@@ -20,11 +20,12 @@ import pyarrow.parquet as pq
 
 from logstore.cache import ByteCache
 from logstore.directory import DirectoryCache, ImmutableObjects
-from logstore.errors import ObjectNotFoundError
+from logstore.errors import CorruptObjectError, ObjectNotFoundError
 from logstore.keys import run_level
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
 from logstore.records import SCHEMA, Record, ValueRef
+from logstore.seal import check_end, check_ranges, end_bytes
 from logstore.segment import (
     PARQUET_READ,
     cast_table,
@@ -255,18 +256,36 @@ class RunReader:
         return opened
 
     def _load_footer(self, run: RunEntry) -> _OpenRun:
-        start = max(0, run.size - _FOOTER_GUESS)
         try:
-            tail = self._objects.get_range(run.key, start, run.size - start)
+            tail = self._end_of(run, _FOOTER_GUESS)
+            if (needed := end_bytes(tail)) > len(tail):
+                tail = self._end_of(run, needed)
         except ObjectNotFoundError as error:
             raise StartAgain from error
 
         def read() -> _OpenRun:
+            check_end(run.key, tail)
             file = pq.ParquetFile(_RangeFile(self._objects, run.key, run.size, tail))
             parquet_meta(run.key, file)
             return _OpenRun(file.metadata, tail)
 
         return self._guard(run.key, read)
+
+    def _end_of(self, run: RunEntry, length: int) -> bytes:
+        start = max(0, run.size - length)
+        return self._objects.get_range(run.key, start, run.size - start)
+
+    def check(self, run: RunEntry) -> None:
+        """Read every byte of a run, and compare it with the run's seal.
+
+        Raises:
+            StartAgain: the run is gone.
+            CorruptObjectError: it is damaged.
+        """
+        try:
+            check_ranges(run.key, run.size, partial(self._objects.get_range, run.key))
+        except ObjectNotFoundError as error:
+            raise StartAgain from error
 
     def _file(self, run: RunEntry, ahead: int = 0) -> pq.ParquetFile:
         """A run as Parquet: whole columns in one request, or piece by piece, so far ahead."""
@@ -307,3 +326,6 @@ class RunReader:
         except (pa.ArrowException, OSError, ValueError) as error:
             self._objects.forget(key)
             raise corrupt_parquet(key, error) from error
+        except CorruptObjectError:
+            self._objects.forget(key)
+            raise

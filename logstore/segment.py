@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from logstore.errors import CorruptObjectError, FormatVersionError
 from logstore.keys import SegmentName
 from logstore.records import FORMAT_VERSION, SCHEMA, Record
+from logstore.seal import check_whole, sealed
 
 SEGMENT_SCHEMA = SCHEMA.remove(SCHEMA.get_field_index("arrived"))
 _META = "logstore"
@@ -69,8 +70,7 @@ def encode_segment(
     ) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(parquet_metadata(meta))
-    body: bytes = sink.getvalue().to_pybytes()
-    return body
+    return sealed(sink.getvalue().to_pybytes())
 
 
 def decode_segment(key: str, data: bytes) -> Segment:
@@ -81,6 +81,7 @@ def decode_segment(key: str, data: bytes) -> Segment:
         FormatVersionError: a newer version of logstore wrote it.
     """
     name = SegmentName.parse(key)
+    check_whole(key, data)
     table, meta = read_parquet(key, lambda: pq.ParquetFile(pa.BufferReader(data), **_SEGMENT_READ))
     if meta.get("writer") != name.writer or meta.get("seq") != name.seq:
         raise CorruptObjectError(

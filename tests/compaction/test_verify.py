@@ -24,7 +24,6 @@ from logstore.testing.counting import CountingStore
 from tests.compaction.damage import (
     change_runs,
     flip,
-    flip_value,
     overwrite,
     read,
     remove,
@@ -195,7 +194,7 @@ def missing_object(place: Place) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Place], object], set[Problem], str]] = {
     "a run is damaged": (
-        lambda p: flip_value(p, the_runs(p)[0]),
+        lambda p: flip(p, the_runs(p)[0], 0.2),
         {Problem.UNREADABLE},
         "runs/",
     ),
