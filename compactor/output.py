@@ -20,8 +20,12 @@ from logstore.segment import parquet_metadata
 ROW_GROUP_BYTES = 4 << 20
 """No column of a row group is larger, unless a single value is."""
 ROW_GROUP_ROWS = 50_000
+_PAGE_BYTES = ROW_GROUP_BYTES
+"""A column of a row group is one page, so that neighbours are compressed together."""
 _COMPRESSION_LEVEL = 9
-_PAGE_BYTES = 1 << 20
+_ID_LEVEL = 1
+"""For columns of random digits: in these a search for longer matches finds worse ones."""
+_ID_COLUMNS = ("checkpoint_id", "parent_checkpoint_id", "task_id", "version")
 _SIZED_COLUMNS = ("value", "metadata_value", "metadata", "versions", "cover", "dictionary")
 """The columns whose values may be of any length."""
 _DICTIONARY_COLUMNS = [
@@ -39,6 +43,7 @@ _DICTIONARY_COLUMNS = [
     "source",
     "writer",
 ]
+_LEVELS = {name: _ID_LEVEL if name in _ID_COLUMNS else _COMPRESSION_LEVEL for name in SCHEMA.names}
 
 
 class RunWriter:
@@ -164,7 +169,7 @@ class _RunFile:
             self._sink,
             SCHEMA,
             compression="zstd",
-            compression_level=_COMPRESSION_LEVEL,
+            compression_level=_LEVELS,
             use_dictionary=_DICTIONARY_COLUMNS,
             data_page_size=_PAGE_BYTES,
             write_batch_size=128,
