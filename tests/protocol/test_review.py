@@ -21,7 +21,6 @@ import logstore.reader
 import logstore.records
 import logstore.view
 import logstore.walk
-from compactor.job import PartitionJob
 from compactor.plan import orphans
 from compactor.publish import LostJob, Publisher
 from logstore import MissingDataError
@@ -33,6 +32,7 @@ from logstore.objects.base import ObjectStore
 from logstore.objects.file import FileObjectStore
 from logstore.reader import Elapsed
 from logstore.records import Kind, Record
+from logstore.store import LogStore
 from logstore.testing.wrappers import Fault, FaultyStore, PausingStore, SkewedClockStore
 from tests.protocol.stores import DeleteWatch, TornListStore, retrying
 from tests.protocol.world import (
@@ -117,17 +117,17 @@ def test_a_commit_that_lands_after_its_job_gave_up_loses_nothing(world: World) -
 def test_if_a_loser_discarded_its_runs_a_lost_answer_would_delete_live_ones(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def discard(self: PartitionJob, manifest: PartitionManifest) -> int:
+    def discard(store: LogStore, manifest: PartitionManifest, etag: str | None) -> int:
         key, body = partition_manifest_key(0), manifest.encode()
         try:
-            self._store.objects.compare_and_swap(key, body, self._plan.etag)
+            store.objects.compare_and_swap(key, body, etag)
         except ConditionFailedError:
             mine = [r.key for r in manifest.runs if r.generation == manifest.generation]
-            self._store.objects.delete(mine)
+            store.objects.delete(mine)
             raise LostJob from None
         return len(body)
 
-    monkeypatch.setattr(PartitionJob, "_commit", discard)
+    monkeypatch.setattr(compactor.job, "commit", discard)
     written(world, conversation(5))
     objects = retrying(unanswered(world.objects, Fault.DROPPED_ANSWER))
     assert world.compact(objects=objects).outcome == LOST
