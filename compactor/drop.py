@@ -3,12 +3,14 @@
 A hidden checkpoint stays as long as something that stays is rebuilt from it. Where a checkpoint
 that stays follows a hidden one, a *boundary*, each of its delta channels needs a value or a
 snapshot there; then the hidden ones below are needed by nothing any more. The boundary becomes
-a root, and values that were stored as patches against dropped ones are stored whole.
+a root, and values that were stored as patches against dropped ones are stored whole. What it has
+a snapshot of is derived from nothing any more, so it becomes a value of the checkpoint: a record
+like those that the graph stored, which nobody folds anew, judges or retires.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from compactor.channels import ChannelTable
@@ -41,10 +43,20 @@ class Drop:
     """These are written no more."""
     changed: dict[RowName, Record] = field(default_factory=dict)
     """These take the place of others."""
+    seeds: tuple[Record, ...] = ()
+    """These are new: the values of boundaries that had a snapshot."""
     later: bool = False
     """Whether something was hidden too recently."""
     kept_because: str = ""
     """Why something that was hidden long enough stays."""
+
+    def applied_to(self, records: Iterable[Record]) -> list[Record]:
+        """Records of the thread as they are after it, without the seeds."""
+        return [
+            self.changed.get(name, record)
+            for record in records
+            if (name := name_of_row(record)) not in self.gone
+        ]
 
 
 def name_of_row(record: Record) -> RowName:
@@ -70,8 +82,9 @@ def plan_drop(view: ThreadView, table: ChannelTable, decoder: ValueDecoder, befo
     needed = set(map(id, without_superseded(view.tombstones)))
     gone = [r for r in view.records if hidden.can_go(r)]
     names = frozenset(map(name_of_row, (*gone, *(t for t in due if id(t) not in needed))))
+    seeds = tuple(_seeds(view, decoder, hidden)) if names else ()
     changed = {name_of_row(r): r for r in _settled(view, decoder, names, hidden)}
-    return Drop(names, changed, later)
+    return Drop(names, changed, seeds, later)
 
 
 class _Hidden:
@@ -85,6 +98,7 @@ class _Hidden:
         staying = [r for r in view.ancestors() if _key(r) not in self._gone]
         self.boundaries = [r for r in staying if _parent_key(r) in self._gone]
         """The checkpoints that stay and whose parent goes."""
+        self._roots = set(map(_key, self.boundaries))
         self._versions = {
             (r.checkpoint_ns, channel, version)
             for r in staying
@@ -97,7 +111,9 @@ class _Hidden:
         return any(t.hides(record) for t in self._due)
 
     def can_go(self, record: Record) -> bool:
-        """Whether nothing that stays needs the record."""
+        """Whether nothing that stays needs the record, or a seed takes its place."""
+        if record.kind == Kind.SNAPSHOT and _key(record) in self._roots:
+            return True
         if _key(record) in self._gone:
             version = (record.checkpoint_ns, record.channel or "", record.version or "")
             return (
@@ -164,6 +180,34 @@ class _Obstacles:
             return False
         checkpoint = structural.decode(*self._decoder.load([boundary])[0])
         return isinstance(checkpoint, dict) and checkpoint.get("v", 0) < TASKS_FORMAT
+
+
+def _seeds(view: ThreadView, decoder: ValueDecoder, hidden: _Hidden) -> Iterator[Record]:
+    """What the boundaries have a snapshot of, as values that came with these checkpoints."""
+    for boundary in hidden.boundaries:
+        ns, checkpoint_id = boundary.checkpoint_ns, boundary.checkpoint_id
+        for channel, snapshot in view.snapshots(ns, checkpoint_id).items():
+            if view.stored_value(boundary, channel) is not None:
+                continue
+            type_, value = decoder.load([snapshot])[0]
+            yield Record(
+                boundary.thread_id,
+                ns,
+                checkpoint_id,
+                Kind.BLOB,
+                channel=channel,
+                type=type_,
+                size=len(value),
+                checksum=snapshot.checksum,
+                ts=boundary.ts,
+                # Whatever has seen the checkpoint has seen its values.
+                stamp=boundary.stamp,
+                writer=boundary.writer,
+                seq=boundary.seq,
+                arrived=boundary.arrived,
+                value=value,
+            )
+            decoder.forget()
 
 
 def _settled(

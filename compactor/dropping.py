@@ -28,9 +28,11 @@ from compactor.publish import Publisher
 from compactor.report import Outcome, PartitionReport
 from logstore.keys import SegmentName
 from logstore.manifest import HiddenRows, RunEntry
+from logstore.reader import ThreadRead
 from logstore.records import Record, ValueRef
 from logstore.segment import records_to_table, table_to_records
 from logstore.store import LogStore
+from logstore.view import ThreadView
 
 HIDDEN_GRACE_S = 86_400.0
 """What is hidden is dropped so long after at the earliest: a fork from it may be under way."""
@@ -62,6 +64,27 @@ class _Rewrite:
     changed: Mapping[RowName, Record]
 
 
+class _PublisherAfter(Publisher):
+    """Publishes a thread as it is after a drop that is about to be committed."""
+
+    def __init__(
+        self,
+        drop: Drop,
+        store: LogStore,
+        plan: Plan,
+        table: ChannelTable,
+        folder: Folder,
+        job: str,
+    ) -> None:
+        super().__init__(store, plan, table, folder, job, whole=True)
+        self._drop = drop
+
+    def whole_thread(self, thread_id: str, fresh: Sequence[Record]) -> ThreadRead:
+        read = super().whole_thread(thread_id, fresh)
+        records = [*self._drop.applied_to(read.view.records), *self._drop.seeds]
+        return replace(read, view=ThreadView(thread_id, records))
+
+
 class Dropper:
     """Drops hidden rows of a partition, in one commit."""
 
@@ -89,8 +112,8 @@ class Dropper:
         self._table = table
         self._memory = memory
         self._job = f"{job}.{plan.partition}.{secrets.token_hex(4)}"
-        folder = Folder(serde, self._job, plan.generation, store.stamp)
-        self._publisher = Publisher(store, plan, table, folder, self._job, whole=True)
+        self._folder = Folder(serde, self._job, plan.generation, store.stamp)
+        self._publisher = Publisher(store, plan, table, self._folder, self._job, whole=True)
 
     def run(self, threads: Sequence[str], grace_s: float) -> PartitionReport:
         """Drop what can go of some threads.
@@ -103,8 +126,8 @@ class Dropper:
             LostJob: another job committed first.
             StartAgain: a run is gone: another job has committed.
         """
-        made: list[Record] = []
-        drops = {thread_id: self._decide(thread_id, grace_s, made) for thread_id in threads}
+        added: list[Record] = []
+        drops = {thread_id: self._decide(thread_id, grace_s, added) for thread_id in threads}
         rewrite = _Rewrite(
             frozenset().union(*(drop.gone for drop in drops.values())),
             {name: record for drop in drops.values() for name, record in drop.changed.items()},
@@ -112,17 +135,24 @@ class Dropper:
         touched = [thread_id for thread_id, drop in drops.items() if drop.gone]
         with tempfile.TemporaryDirectory(prefix="compactor-") as folder:
             runs = self._rewritten(Path(folder), rewrite, touched)
-            extra = self._of_made(Path(folder), made)
+            extra = self._of_added(Path(folder), added)
         return self._commit(drops, runs, extra, len(rewrite.gone))
 
-    def _decide(self, thread_id: str, grace_s: float, made: list[Record]) -> Drop:
-        """What goes of a thread; snapshots that stand for it are added to `made`."""
-        result = self._publisher.publish(thread_id, ())
-        made.extend(result.work.made)
-        read = self._publisher.whole_thread(thread_id, result.work.made)
+    def _decide(self, thread_id: str, grace_s: float, added: list[Record]) -> Drop:
+        """What goes of a thread; what stands for it is put into `added`."""
+        made = self._publisher.publish(thread_id, ()).work.made
+        read = self._publisher.whole_thread(thread_id, made)
         decoder = self._store.reader.decoder(read)
         before = round((self._plan.listing.date - grace_s) * 1e6)
-        return plan_drop(read.view, self._table, decoder, before)
+        drop = plan_drop(read.view, self._table, decoder, before)
+        added.extend((*drop.applied_to(made), *drop.seeds))
+        if drop.gone:
+            # No later job may find in the manifest what the runs do not have.
+            after = _PublisherAfter(
+                drop, self._store, self._plan, self._table, self._folder, self._job
+            )
+            added.extend(after.publish(thread_id, made).work.made)
+        return drop
 
     # -- rewriting ---------------------------------------------------------------
 
@@ -144,11 +174,11 @@ class Dropper:
             writer.add(_without_dropped(rows, rewrite, threads))
         return writer.close()
 
-    def _of_made(self, folder: Path, made: Sequence[Record]) -> list[RunEntry]:
-        if not made:
+    def _of_added(self, folder: Path, added: Sequence[Record]) -> list[RunEntry]:
+        if not added:
             return []
         writer = self._writer(folder, 0, None)
-        writer.add(merge_tables([records_to_table(made)]))
+        writer.add(merge_tables([records_to_table(added)]))
         return writer.close()
 
     def _writer(self, folder: Path, level: int, place: tuple[str, int] | None) -> RunWriter:

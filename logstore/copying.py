@@ -50,7 +50,7 @@ class ThreadCopy:
 
     def _groups(self) -> Iterator[tuple[Record | None, list[Record]]]:
         view = self._read.view
-        left = sorted([*self._records(), *self._seeds()], key=arrival_of)
+        left = sorted(self._records(), key=arrival_of)
         hiding = [t for t in view.tombstones if not Tombstone.from_record(t).is_whole]
         for tombstone in sorted(without_superseded(hiding), key=arrival_of):
             own = Tombstone.from_record(tombstone)
@@ -73,44 +73,6 @@ class ThreadCopy:
             if record.kind in (Kind.CHECKPOINT, Kind.BLOB, Kind.WRITE):
                 found.append(record)
         return found
-
-    def _seeds(self) -> list[Record]:
-        """Snapshots at checkpoints whose ancestors were dropped, as values of theirs.
-
-        They are all that is left of what was there before. All others are derived, and the
-        compactor makes them anew.
-        """
-        view = self._read.view
-        roots = [
-            record
-            for ns in view.namespaces()
-            for id_ in view.checkpoint_ids(ns)
-            if (record := view.checkpoint(ns, id_)) is not None
-            and view.ancestor(ns, record.parent_checkpoint_id or "") is None
-        ]
-        snapshots = [
-            snapshot
-            for root in roots
-            for snapshot in view.snapshots(root.checkpoint_ns, root.checkpoint_id).values()
-        ]
-        loaded = self._store.reader.decoder(self._read).load(snapshots)
-        return [
-            Record(
-                snapshot.thread_id,
-                snapshot.checkpoint_ns,
-                snapshot.checkpoint_id,
-                Kind.BLOB,
-                channel=snapshot.channel,
-                type=type_,
-                size=len(value),
-                checksum=snapshot.checksum,
-                ts=snapshot.ts,
-                stamp=snapshot.stamp,
-                arrived=snapshot.arrived,
-                value=value,
-            )
-            for snapshot, (type_, value) in zip(snapshots, loaded, strict=True)
-        ]
 
     def _with_values(self, records: Sequence[Record]) -> list[Record]:
         refs = [r.value for r in records if isinstance(r.value, ValueRef)]
