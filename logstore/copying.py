@@ -42,11 +42,12 @@ class ThreadCopy:
         comes later.
         """
         for tombstone, records in self._groups():
-            for chunk in _chunks(records):
+            for chunk in _chunks(records) or [[]]:
                 part = [self._moved(record) for record in self._with_values(chunk)]
                 if tombstone is not None:
                     part.append(self._moved(tombstone))
-                yield part
+                if part:
+                    yield part
 
     def _groups(self) -> Iterator[tuple[Record | None, list[Record]]]:
         view = self._read.view
@@ -96,17 +97,17 @@ class ThreadCopy:
 
 def _own(tombstone: Record, stated: Tombstone) -> Record:
     """The tombstone for the copy: it sees all that its own writer has stored so far."""
-    return tombstone._replace(cover=stated._replace(positions={}, own=True).to_json(), value=None)
+    name = stated.own or f"{tombstone.stamp:x}-{tombstone.writer}"
+    return tombstone._replace(cover=stated._replace(positions={}, own=name).to_json(), value=None)
 
 
-def _chunks(records: Sequence[Record]) -> Iterator[list[Record]]:
-    chunk: list[Record] = []
-    size = 0
+def _chunks(records: Sequence[Record]) -> list[list[Record]]:
+    chunks: list[list[Record]] = []
+    size = MAX_SEGMENT_BYTES + 1
     for record in records:
-        if chunk and size > MAX_SEGMENT_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(record)
+        if size > MAX_SEGMENT_BYTES:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(record)
         size += 200 + (record.size or 0 if record.encoding != Encoding.PATCH else 0)
-    if chunk:
-        yield chunk
+    return chunks

@@ -295,9 +295,10 @@ class Tombstone(NamedTuple):
     """The runs whose checkpoints, and whose writes at other checkpoints, are hidden."""
     checkpoints: frozenset[tuple[str, str]] | None = None
     """Single hidden checkpoints: namespace and id."""
-    own: bool = False
-    """Whether it has also seen all that its own writer had stored up to its own segment, that
-    one included: in the copy of a thread."""
+    own: str | None = None
+    """In the copy of a thread: names the tombstone that this is a copy of. It has also seen all
+    that its own writer had stored up to its own segment, that one included. Several of one name
+    are parts of one tombstone, see `joined`."""
 
     @property
     def is_whole(self) -> bool:
@@ -337,15 +338,15 @@ class Tombstone(NamedTuple):
             doc["runs"] = sorted(self.runs)
         if self.checkpoints is not None:
             doc["checkpoints"] = sorted(self.checkpoints)
-        if self.own:
-            doc["own"] = True
+        if self.own is not None:
+            doc["own"] = self.own
         return json.dumps(doc, separators=(",", ":"), sort_keys=True)
 
     @classmethod
     def from_record(cls, record: Record) -> Tombstone:
         """What a record of this kind states."""
         own = cls.from_json(record.cover or "{}")
-        if own.own:
+        if own.own is not None:
             return own._replace(positions={**own.positions, record.writer: record.seq})
         return own
 
@@ -360,13 +361,29 @@ class Tombstone(NamedTuple):
             frozenset((ns, id_) for ns, id_ in doc["checkpoints"])
             if "checkpoints" in doc
             else None,
-            doc.get("own", False),
+            doc.get("own"),
         )
 
 
 def tombstone_record(thread_id: str, tombstone: Tombstone, stamp: int) -> Record:
     """The record that states a tombstone; it belongs to no checkpoint."""
     return Record(thread_id, "", "", Kind.TOMBSTONE, cover=tombstone.to_json(), stamp=stamp)
+
+
+def joined(tombstones: Iterable[Tombstone]) -> list[Tombstone]:
+    """Tombstones, with the parts of each copied one as one that has seen all its parts saw."""
+    found: list[Tombstone] = []
+    parts: dict[str, Tombstone] = {}
+    for tombstone in tombstones:
+        if tombstone.own is None:
+            found.append(tombstone)
+            continue
+        positions = dict(tombstone.positions)
+        if tombstone.own in parts:
+            for writer, position in parts[tombstone.own].positions.items():
+                positions[writer] = max(position, positions.get(writer, -1))
+        parts[tombstone.own] = tombstone._replace(positions=positions)
+    return [*found, *parts.values()]
 
 
 def without_superseded(tombstones: Iterable[Record]) -> list[Record]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from logstore.keys import name_hash
-from logstore.records import Encoding, Kind, Record, Tombstone, merge
+from logstore.records import Encoding, Kind, Record, Tombstone, joined, merge
 
 CheckpointKey = tuple[str, str]
 """Namespace and checkpoint id."""
@@ -62,7 +62,7 @@ class ThreadView:
         self.tombstones = list(merge(r for r in given if r.kind == Kind.TOMBSTONE).values())
         read = [Tombstone.from_record(r) for r in self.tombstones]
         deleting = [t for t in read if t.is_whole]
-        self._hiding = [t for t in read if not t.is_whole]
+        self._hiding = joined(t for t in read if not t.is_whole)
         self.graves = len(deleting)
         """How many times the thread was deleted."""
         self.records = [r for r in given if not any(t.deletes(r) for t in deleting)]
