@@ -175,18 +175,22 @@ class _Kept:
             if record.encoding == Encoding.ELSEWHERE:
                 raise NeedsHistory
             self._add(record)
-        for record in view.writes(ns, checkpoint_id):
+        for record in view.all_writes(ns, checkpoint_id):
             self._add(record)
 
     def keep_walk(self, channel: str, head: Record, found: ChannelHistory) -> None:
-        """A channel's walk: its writes, its seed, and the bare checkpoints between."""
+        """A channel's walk: its writes, its seed, and the bare checkpoints between.
+
+        Hidden writes too: a child that their own run puts later counts them.
+        """
         for checkpoint_id in found.span:
             record = self._view.ancestor(head.checkpoint_ns, checkpoint_id)
             if record is not None:
                 key = (head.checkpoint_ns, checkpoint_id)
                 self._trimmed.setdefault(key, (record, set()))[1].add(channel)
-        for write in found.writes:
-            self._add(write)
+            for write in self._view.all_writes(head.checkpoint_ns, checkpoint_id):
+                if write.channel == channel:
+                    self._add(write)
         if found.seed is not None:
             if found.seed.encoding == Encoding.ELSEWHERE:
                 raise NeedsHistory

@@ -325,7 +325,7 @@ class ThreadView:
 
     def writes(self, ns: str, checkpoint_id: str) -> list[Record]:
         """The shown writes at a checkpoint, in the order in which a step applies them."""
-        return [w for w in self._ordered_writes(ns, checkpoint_id) if not self._hides(w)]
+        return [w for w in self.all_writes(ns, checkpoint_id) if not self._hides(w)]
 
     def writes_before(self, child: Record) -> list[Record]:
         """The writes at the parent of a checkpoint, those that its state came from.
@@ -333,10 +333,11 @@ class ThreadView:
         A hidden write counts for the children that were there when it was hidden, and for
         those of its own run.
         """
-        found = self._ordered_writes(child.checkpoint_ns, child.parent_checkpoint_id or "")
+        found = self.all_writes(child.checkpoint_ns, child.parent_checkpoint_id or "")
         return [w for w in found if not any(_spares(t, w, child) for t in self._hiding)]
 
-    def _ordered_writes(self, ns: str, checkpoint_id: str) -> list[Record]:
+    def all_writes(self, ns: str, checkpoint_id: str) -> list[Record]:
+        """The writes at a checkpoint, shown or hidden, in the order in which they apply."""
         found = self._writes.get((ns, checkpoint_id), [])
         return sorted(found, key=lambda w: (w.task_path or "", w.task_id or "", w.idx or 0))
 

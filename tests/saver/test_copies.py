@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from langgraph.channels.delta import DeltaChannel
 
 from logstore import LogStoreSaver, copying
 from tests.helpers import Place, Script, append, rebuilt, thread
-from tests.saver.test_prune import ids
+from tests.saver.test_prune import ids, of_run
 
 D = {"d": DeltaChannel(append, list, snapshot_frequency=1000)}
 
@@ -19,16 +17,6 @@ def assert_equal(saver: LogStoreSaver, source: str, target: str) -> None:
     for id_ in ids(saver, source):
         found = rebuilt(saver, thread(target, "", id_), D)
         assert found == rebuilt(saver, thread(source, "", id_), D), id_
-
-
-def of_run(script: Script, run_id: str) -> None:
-    """What the script puts and writes from now on belongs to a run."""
-    base = Script.config
-
-    def config(checkpoint_id: str | None = None) -> Any:
-        return {**base(script, checkpoint_id), "metadata": {"run_id": run_id}}
-
-    script.config = config  # type: ignore[method-assign]
 
 
 def test_two_deletes_with_nothing_between_both_count_in_the_copy(place: Place) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from logstore import InvalidOptionError, LogStoreSaver
@@ -15,9 +16,11 @@ from tests.helpers import (
     Make,
     Place,
     Script,
+    append,
     assert_twins,
     both,
     linear_graph,
+    rebuilt,
     thread,
 )
 
@@ -63,6 +66,16 @@ def turns(make: Make, saver: LogStoreSaver, thread_id: str, count: int, first: i
 def ids(saver: LogStoreSaver, thread_id: str = "t", ns: str = "") -> list[str]:
     """The checkpoints that `list` shows, newest first."""
     return [c.config["configurable"]["checkpoint_id"] for c in saver.list(thread(thread_id, ns))]
+
+
+def of_run(script: Script, run_id: str) -> None:
+    """What the script puts and writes from now on belongs to a run."""
+    base = Script.config
+
+    def config(checkpoint_id: str | None = None) -> Any:
+        return {**base(script, checkpoint_id), "metadata": {"run_id": run_id}}
+
+    script.config = config  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -223,6 +236,29 @@ def test_what_is_saved_below_a_pruned_checkpoint_meanwhile_stays(place: Place) -
         assert [w[2] for w in found["d"]["writes"]] == [
             [f"{c}-{n}"] for n, c in enumerate(chain[:3])
         ]
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_a_run_that_goes_on_after_its_delete_counts_its_own_writes(
+    place: Place, folds: bool
+) -> None:
+    channels = {"d": DeltaChannel(append, list, snapshot_frequency=3)}
+    with place.fresh() as saver:
+        script = Script([saver])
+        of_run(script, "a")
+        last = script.chain(5)[-1]
+        of_run(script, "b")
+        script.write(last, "of b")
+        saver.delete_for_runs(["b"])
+        place.compact(channels=channels if folds else None)
+        assert rebuilt(saver, thread(), channels) == rebuilt(saver, thread("t", "", last), channels)
+        child = script.put(last)
+    for _ in range(2):
+        with place.fresh() as saver:
+            assert rebuilt(saver, thread(), channels)["d"][-1] == "of b"
+            list(saver.list(thread()))
+            assert rebuilt(saver, thread("t", "", child), channels)["d"][-1] == "of b"
+        place.compact(channels=channels if folds else None)
 
 
 def test_two_prunes_of_a_thread_need_only_the_later_tombstone(place: Place) -> None:
