@@ -26,11 +26,6 @@ def any_snapshot(snapshot: Record) -> bool:
     return True
 
 
-def no_snapshot(snapshot: Record) -> bool:
-    """Leaves LangGraph's own walk, back to what the graph itself stored."""
-    return False
-
-
 @dataclass(slots=True)
 class ChannelHistory:
     """What one channel's value is rebuilt from."""
@@ -71,7 +66,11 @@ class _ChannelWalk:
         if stored is not None:
             return self.candidate or self.history(stored)
         snapshot = view.snapshot(ns, checkpoint_id, self.channel)
-        if snapshot is not None and self.candidate is None and self.trusts(snapshot):
+        if snapshot is not None and not self.trusts(snapshot):
+            if not view.complete:
+                raise NeedsHistory  # only whole histories go on below it
+            snapshot = None
+        if snapshot is not None and self.candidate is None:
             self.candidate = self.history(snapshot)
             if view.is_current(snapshot):
                 self.late.clear()
