@@ -11,7 +11,6 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -177,6 +176,20 @@ class RunReader:
         """
         return self._read_group(run, group, list(names))
 
+    def group_batches(
+        self, run: RunEntry, group: int, names: Sequence[str], rows: int
+    ) -> Iterator[pa.Table]:
+        """Some columns of one row group, at most so many rows at a time.
+
+        Raises:
+            StartAgain: the run is gone.
+            CorruptObjectError: it cannot be read.
+        """
+        with self._file(run) as file:
+            batches = file.iter_batches(rows, [group], list(names), use_threads=False)
+            while (batch := self._guard(run.key, partial(next, batches, None))) is not None:
+                yield pa.Table.from_batches([batch])
+
     def metadata(self, run: RunEntry) -> Any:
         """A run's Parquet metadata.
 
@@ -228,17 +241,6 @@ class RunReader:
                 raise StartAgain
             column = self._values(run, ref.row_group)
             found[ref] = column[ref.row].as_py()
-        return found
-
-    def values_together(self, run: RunEntry, refs: Sequence[ValueRef]) -> list[bytes | None]:
-        """The values that refs into one run point to, in their order.
-
-        Raises:
-            StartAgain: the run is gone.
-        """
-        found: list[bytes | None] = []
-        for group, mine in groupby(refs, key=lambda ref: ref.row_group):
-            found.extend(self._values(run, group).take([ref.row for ref in mine]).to_pylist())
         return found
 
     def _groups(self, run: RunEntry, thread_id: str) -> list[int]:

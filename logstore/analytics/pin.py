@@ -116,7 +116,7 @@ class PinnedPartition:
         """
         tail = len(self.sources) - 1
         with expiring(self.store.uri):
-            for thread_id, rows, records in threads_of(self.sources, empty=False):
+            for thread_id, rows, records in threads_of(self.sources):
                 in_tail = pc.equal(rows[SOURCE], tail).to_pylist()
                 fresh = [record for record, new in zip(records, in_tail, strict=True) if new]
                 yield self._read(thread_id, records, fresh)

@@ -2,7 +2,7 @@
 
 A run is one; the tail of a partition, sorted and spooled once, is another. Whatever has to
 see all records of a thread together goes through `aligned`, which reads each row group once
-and holds no more than a row group or a thread of each source.
+and holds no more than a few thousand rows, or one thread, of each source.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.manifest import RunEntry
-from logstore.records import SCHEMA, Encoding, Record, ValueRef
+from logstore.records import SCHEMA, Encoding, Record
 from logstore.runs import INDEX_COLUMNS, RunReader
 from logstore.segment import cast_table
 
 SOURCE, GROUP, ROW = "at_source", "at_group", "at_row"
 """The columns in which `aligned` tells where a row lies; rows count within their group."""
 _TAIL_GROUP_ROWS = 20_000
-_MAX_TOGETHER_BYTES = 8 << 20
-"""A thread with more is read value by value, as they are needed."""
+_BATCH_ROWS = 4_096
+_UNUSED = {"metadata_type", "metadata_value", "ordinal"}
+"""What neither a view nor a value needs."""
+_INDEX = [name for name in INDEX_COLUMNS if name not in _UNUSED]
+_WITH_VALUES = [*_INDEX, "value"]
 _TIME = SCHEMA.field("ts").type
 
 
@@ -54,16 +57,8 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def values(
-        self, groups: Sequence[int], rows: Sequence[int], size: int
-    ) -> list[bytes | ValueRef | None]:
-        """What records have for their values.
-
-        Args:
-            groups: the records' row groups.
-            rows: their places in these.
-            size: about how many bytes the decoded values have together.
-        """
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The same a few rows at a time."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +89,11 @@ class RunSource(Source):
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         return cast_table(self.reader.group(self.run, group, columns), schema)
 
-    def values(
-        self, groups: Sequence[int], rows: Sequence[int], size: int
-    ) -> list[bytes | ValueRef | None]:
-        """The values themselves, or references to them where they are many bytes."""
-        key = self.run.key
-        refs = [ValueRef(key, group, row) for group, row in zip(groups, rows, strict=True)]
-        if size > _MAX_TOGETHER_BYTES:
-            return [*refs]
-        return [*self.reader.values_together(self.run, refs)]
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The same a few rows at a time. See `Source.batches`."""
+        schema = pa.schema([SCHEMA.field(name) for name in columns])
+        for table in self.reader.group_batches(self.run, group, columns, _BATCH_ROWS):
+            yield cast_table(table, schema)
 
 
 @dataclass(frozen=True)
@@ -130,13 +121,9 @@ class TailSource(Source):
         """Some columns of a slice. See `Source.read`."""
         return self._slice(group).select(list(columns))
 
-    def values(
-        self, groups: Sequence[int], rows: Sequence[int], size: int
-    ) -> list[bytes | ValueRef | None]:
-        """The values themselves."""
-        places = [self.position(g) + r for g, r in zip(groups, rows, strict=True)]
-        found: list[bytes | ValueRef | None] = self.table["value"].take(places).to_pylist()
-        return found
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The whole slice, which is small. See `Source.batches`."""
+        yield self.read(group, columns)
 
     def _slice(self, group: int) -> pa.Table:
         return self.table.slice(self.position(group), _TAIL_GROUP_ROWS)
@@ -185,23 +172,14 @@ class _Cursor:
         self._source = source
         self._columns = columns
         self._threads = threads
-        self._groups = [g for g in range(source.groups) if self._may_hold(g)]
+        self._batches = self._all_batches()
+        self._ahead = next(self._batches, None)
         self._table: pa.Table | None = None
-
-    def _may_hold(self, group: int) -> bool:
-        if self._threads is None:
-            return True
-        bounds = self._source.bounds(group)
-        if bounds is None:
-            return True
-        first, last = bounds
-        within = pc.and_(pc.greater_equal(self._threads, first), pc.less_equal(self._threads, last))
-        return bool(pc.any(within).as_py())
 
     @property
     def more(self) -> bool:
-        """Whether there are row groups that were not read yet."""
-        return bool(self._groups)
+        """Whether there are rows that were not read yet."""
+        return self._ahead is not None
 
     @property
     def last_thread(self) -> str:
@@ -212,12 +190,12 @@ class _Cursor:
 
     def fill(self) -> bool:
         """Make sure that there are rows at hand; whether there are any."""
-        while self._groups and not (self._table and self._table.num_rows):
+        if not (self._table and self._table.num_rows) and self.more:
             self._table = self._next()
         return bool(self._table and self._table.num_rows)
 
     def extend(self) -> None:
-        """Read one row group more."""
+        """Read a few rows more."""
         assert self._table is not None
         self._table = pa.concat_tables([self._table, self._next()])
 
@@ -235,60 +213,72 @@ class _Cursor:
         return taken
 
     def _next(self) -> pa.Table:
-        group = self._groups.pop(0)
-        table = self._source.read(group, self._columns)
+        table, self._ahead = self._ahead, next(self._batches, None)
+        return table
+
+    def _all_batches(self) -> Iterator[pa.Table]:
+        for group in filter(self._may_hold, range(self._source.groups)):
+            row = 0
+            for table in self._source.batches(group, self._columns):
+                addressed = self._addressed(table, group, row)
+                row += table.num_rows
+                if self._threads is not None:
+                    addressed = addressed.filter(pc.is_in(addressed["thread_id"], self._threads))
+                if addressed.num_rows:
+                    yield addressed
+
+    def _addressed(self, table: pa.Table, group: int, first: int) -> pa.Table:
         rows = table.num_rows
         for name, type_, values in (
             (SOURCE, pa.int32(), pa.repeat(self._number, rows)),
             (GROUP, pa.int32(), pa.repeat(group, rows)),
-            (ROW, pa.int64(), pa.array(range(rows), pa.int64())),
+            (ROW, pa.int64(), pa.array(range(first, first + rows), pa.int64())),
         ):
             table = table.append_column(name, values.cast(type_))
+        return table
+
+    def _may_hold(self, group: int) -> bool:
         if self._threads is None:
-            return table
-        return table.filter(pc.is_in(table["thread_id"], self._threads))
+            return True
+        bounds = self._source.bounds(group)
+        if bounds is None:
+            return True
+        first, last = bounds
+        within = pc.and_(pc.greater_equal(self._threads, first), pc.less_equal(self._threads, last))
+        return bool(pc.any(within).as_py())
 
 
 def threads_of(
-    sources: Sequence[Source], threads: pa.Array | None = None, *, empty: bool = True
+    sources: Sequence[Source], threads: pa.Array | None = None, *, values: bool = True
 ) -> Iterator[tuple[str, pa.Table, list[Record]]]:
     """The records of one thread after the other.
 
     Args:
         sources: where they come from.
         threads: only these.
-        empty: also the records that say that a channel has no value, which no value needs.
+        values: with their values, and without the records that only say that there is none.
 
     Yields:
         The thread, its rows (of which the addresses matter), and a record for each of them.
     """
-    for table in aligned(sources, INDEX_COLUMNS, threads):
-        if not empty:
+    columns = _WITH_VALUES if values else _INDEX
+    for table in aligned(sources, columns, threads):
+        if values:
             table = table.filter(pc.not_equal(table["encoding"], Encoding.EMPTY.value))
         order = pc.sort_indices(table, [("thread_id", "ascending"), (SOURCE, "ascending")])
         rows = table.take(order).combine_chunks()
-        columns = [_listed(rows[name]) for name in INDEX_COLUMNS]
+        addresses = rows.select([SOURCE, GROUP, ROW])
+        fields = [_field(rows, name) for name in Record._fields]
         start = 0
         for thread_id, count in _run_lengths(rows["thread_id"]):
-            end = start + count
-            mine = rows.slice(start, count)
-            fields = (column[start:end] for column in columns)
-            values = _values(mine, sources)
-            yield thread_id, mine, list(map(Record, *fields, values))
-            start = end
+            mine = slice(start, start + count)
+            records = list(map(Record, *(field[mine] for field in fields)))
+            yield thread_id, addresses.slice(start, count), records
+            start += count
 
 
-def _values(rows: pa.Table, sources: Sequence[Source]) -> list[bytes | ValueRef | None]:
-    """What a thread's records have for their values, read together unless they are many bytes."""
-    numbers, groups, places = (_listed(rows[name]) for name in (SOURCE, GROUP, ROW))
-    size: int = pc.sum(rows["size"]).as_py() or 0
-    found: list[bytes | ValueRef | None] = [None] * len(numbers)
-    for number in set(numbers):
-        mine = [i for i, n in enumerate(numbers) if n == number]
-        values = sources[number].values([groups[i] for i in mine], [places[i] for i in mine], size)
-        for i, value in zip(mine, values, strict=True):
-            found[i] = value
-    return found
+def _field(rows: pa.Table, name: str) -> list[Any]:
+    return _listed(rows[name]) if name in rows.column_names else [None] * rows.num_rows
 
 
 def _listed(column: pa.ChunkedArray) -> list[Any]:

@@ -42,7 +42,9 @@ def deletion_vectors(sources: Sequence[Source]) -> DeletionVectors:
     contested = [name for table in aligned(sources, _COLUMNS) for name in contested_threads(table)]
     if not contested:
         return {}
-    for thread_id, rows, records in threads_of(sources, pa.array(contested, pa.string())):
+    for thread_id, rows, records in threads_of(
+        sources, pa.array(contested, pa.string()), values=False
+    ):
         shown = {id(record) for record in ThreadView(thread_id, records).visible()}
         addresses = zip(*(rows[name].to_pylist() for name in (SOURCE, GROUP, ROW)), strict=True)
         for record, (source, group, row) in zip(records, addresses, strict=True):
