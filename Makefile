@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-analytics clean
+.PHONY: help demo test check bench bench-storage bench-compaction bench-analytics clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,13 @@ bench: $(STAMP) ## Run the channel and the production benchmark (JSON lines and 
 bench-analytics: $(STAMP) ## Ask a million writes in place, on PostgreSQL and on a Parquet export (needs PostgreSQL)
 	@$(BIN)/python -m pip install --quiet -e '.[bench]'
 	@$(BIN)/python -m tests.benchmarks.analytics_bench --threads $(THREADS)
+
+bench-storage: $(STAMP) ## Bytes in every mode and cadence, here and elsewhere (CONVERSATIONS=FILE.jsonl adds a recording)
+	@$(BIN)/python -m tests.benchmarks.storage_bench \
+		$(if $(CONVERSATIONS),--conversations "$(CONVERSATIONS)")
+
+bench-compaction: $(STAMP) ## MB/s that one core merges
+	@$(BIN)/python -m tests.benchmarks.compaction_bench
 
 clean: ## Remove the environment, the demo's store and all caches
 	rm -rf $(VENV) demo-store build dist *.egg-info \

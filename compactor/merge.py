@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from compactor.deleted import drop_deleted, whole_tombstones
-from logstore.records import SCHEMA, Kind
+from logstore.records import SCHEMA, Encoding, Kind
 
 _KEYS = [
     "thread_id",
@@ -44,7 +44,7 @@ def merge_tables(tables: Sequence[pa.Table]) -> pa.Table:
     """The union of tables in memory, sorted and without repetitions.
 
     A record that is met twice counts once, with its first arrival. Of two copies of one
-    arrival the one that has its number in a chain of patches stays.
+    arrival the one stays that was re-based.
 
     Args:
         tables: with the columns of `SCHEMA`, `arrived` filled in.
@@ -150,11 +150,18 @@ def _with_keys(table: pa.Table) -> pa.Table:
         "k_writer": pc.if_else(is_snapshot, "", table["writer"]),
         "k_age": pc.if_else(is_snapshot, pc.negate(table["seq"]), 0),
         "k_younger": pc.if_else(is_snapshot, pc.negate(table["stamp"]), 0),
-        "k_plain": pc.is_null(table["ordinal"]),
+        "k_plain": _is_plain(table),
     }
     for name, column in keys.items():
         table = table.append_column(name, column)
     return table
+
+
+def _is_plain(table: pa.Table) -> pa.ChunkedArray:
+    """Which rows re-basing has not changed: values without a number, writes stored whole."""
+    is_write = pc.equal(table["kind"], Kind.WRITE)
+    is_whole = pc.equal(table["encoding"], Encoding.RAW)
+    return pc.if_else(is_write, is_whole, pc.is_null(table["ordinal"]))
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:

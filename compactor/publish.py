@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from compactor.channels import ChannelTable
 from compactor.digest import Digest, digest
 from compactor.fold import Folder
+from compactor.large_values import INLINE_BYTES, LargeValues
 from compactor.plan import Plan, manifest_etag
 from compactor.snapshots import SnapshotMaker, SnapshotWork
 from compactor.uploads import Uploads
@@ -25,7 +26,7 @@ from logstore.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from logstore.keys import snapshot_manifest_key, snapshot_object_key
+from logstore.keys import snapshot_manifest_key
 from logstore.manifest import RunEntry, SnapshotManifest
 from logstore.reader import ManifestVersion, ThreadRead, arrived_before, late_writes, positions_of
 from logstore.records import Encoding, Kind, Record, ValueRef
@@ -33,8 +34,6 @@ from logstore.store import LogStore
 from logstore.tail import StartAgain, to_us
 from logstore.view import NeedsHistory, ThreadView
 
-INLINE_BYTES = 128 << 10
-"""A larger value becomes an object of its own beside the manifest."""
 NAME_AGE_S = 3600.0
 """So long a merged segment's name stays in the manifest, and as long as a LIST shows it."""
 _TRIES = 20
@@ -170,7 +169,10 @@ class Publisher:
             NeedsHistory: the read was one of the head and does not reach far enough.
         """
         result.work, kept = self._decide(read, old)
-        entries, written = self._settle_values(kept.records, read, uploads)
+        large = LargeValues(
+            self._plan.partition, uploads, old.records, self._store.reader.snapshot_object
+        )
+        entries, written = self._settle_values(kept.records, read, large)
         result.bytes_written += written
         return entries, kept
 
@@ -273,9 +275,9 @@ class Publisher:
     # -- values ------------------------------------------------------------------
 
     def _settle_values(
-        self, records: Sequence[Record], read: ThreadRead, uploads: Uploads
+        self, records: Sequence[Record], read: ThreadRead, large: LargeValues
     ) -> tuple[list[Record], int]:
-        """Load values that lie in runs, undo patches, and move large values into objects.
+        """Load values that lie in runs, undo patches, and find a place for large values.
 
         Writes whose checkpoint is not visible stay as they are: what they were made against
         may be hidden.
@@ -295,7 +297,7 @@ class Publisher:
                 )
             record = record._replace(value=value)
             if len(value) > INLINE_BYTES:
-                record, size = self._as_object(record, value, uploads)
+                record, size = large.keep(record, value)
                 written += size
             settled.append(record)
         return settled, written
@@ -309,18 +311,6 @@ class Publisher:
         return record._replace(
             value=self._store.runs.values(read.runs, [record.value])[record.value]
         )
-
-    def _as_object(self, record: Record, value: bytes, uploads: Uploads) -> tuple[Record, int]:
-        key = snapshot_object_key(
-            self._plan.partition,
-            record.thread_id,
-            record.checkpoint_ns,
-            record.channel or "",
-            record.checkpoint_id,
-            secrets.token_hex(8),
-        )
-        stored, size = uploads.put(key, record.checksum or 0, value)
-        return record._replace(value=None, encoding=Encoding.OBJECT, base_version=stored), size
 
     def _collect(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,7 +20,7 @@ from operator import itemgetter
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.bases import MAX_LINKS
+from logstore.bases import MAX_LINKS, Base, Known, patch_write
 from logstore.codec import MIN_VALUE_BYTES, encode_patch
 from logstore.dictionary import name_writes
 from logstore.errors import MissingDataError
@@ -32,8 +32,14 @@ from logstore.walk import ChannelHistory
 
 MIN_CHAIN = 8
 """Fewer new values of a channel are left as their writer stored them, for a later merge."""
+LARGE_CHAIN_BYTES = 256 << 10
+"""But not if they are so large together."""
+LARGE_WRITE_BYTES = 64 << 10
+"""Larger writes are patched against values of their own checkpoint, if their writer could not."""
 MAX_SPAN = 4096
 """The most ancestors whose writes are put into a dictionary."""
+_FIRST_SPAN = 64
+"""The same for a value without a base."""
 Chain = tuple[str, str, str]
 """Kind, namespace, channel."""
 
@@ -58,15 +64,19 @@ def threads_to_rebase(streams: Iterable[Iterator[pa.Table]]) -> Iterator[str]:
     """
     counted = heapq.merge(*map(_counts, streams), key=itemgetter(0))
     for thread_id, found in groupby(counted, key=itemgetter(0)):
-        chains: Counter[Chain] = Counter()
-        for _, chain, number in found:
-            chains[chain] += number
-        if max(chains.values()) >= MIN_CHAIN:
+        chains: dict[Chain, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        for _, chain, number, size in found:
+            chains[chain] = (chains[chain][0] + number, chains[chain][1] + size)
+        if any(_is_long(*counted) for counted in chains.values()):
             yield thread_id
 
 
-def _counts(tables: Iterator[pa.Table]) -> Iterator[tuple[str, Chain, int]]:
-    """For each thread and channel: values without a number, by thread."""
+def _is_long(number: int, size: int) -> bool:
+    return number >= MIN_CHAIN or size >= LARGE_CHAIN_BYTES
+
+
+def _counts(tables: Iterator[pa.Table]) -> Iterator[tuple[str, Chain, int, int]]:
+    """For each thread and channel: values without a number and their bytes, by thread."""
     for table in tables:
         mask = pc.and_(
             pc.is_in(table["kind"], pa.array([Kind.BLOB, Kind.SNAPSHOT])),
@@ -79,10 +89,12 @@ def _counts(tables: Iterator[pa.Table]) -> Iterator[tuple[str, Chain, int]]:
             ),
         )
         names = ["thread_id", "kind", "checkpoint_ns", "channel"]
-        grouped = table.filter(mask).group_by(names).aggregate([([], "count_all")])
-        rows = zip(*(grouped[name].to_pylist() for name in [*names, "count_all"]), strict=True)
-        for thread_id, kind, ns, channel, number in sorted(rows, key=itemgetter(0)):
-            yield thread_id, (kind, ns, channel), number
+        sums = [([], "count_all"), ("size", "sum")]
+        grouped = table.filter(mask).group_by(names).aggregate(sums)
+        wanted = [*names, "count_all", "size_sum"]
+        rows = zip(*(grouped[name].to_pylist() for name in wanted), strict=True)
+        for thread_id, kind, ns, channel, number, size in sorted(rows, key=itemgetter(0)):
+            yield thread_id, (kind, ns, channel), number, size
 
 
 def rebase_thread(
@@ -99,8 +111,36 @@ def rebase_thread(
     rows = [row for row in distinct(read.view.records) if _is_rewritten(row, inputs)]
     for chain, items in _chains(rows, read.view).items():
         numbered = _numbered(read.view, chain)
-        if len(items) >= MIN_CHAIN or numbered:
+        if numbered or _is_long(len(items), sum(item.size or 0 for item in items)):
             yield from _Rebaser(read.view, numbered, decoder, max_bytes).run(items)
+    yield from _patched_writes(rows, read.view, decoder)
+
+
+def _patched_writes(
+    rows: Iterable[Record], view: ThreadView, decoder: ValueDecoder
+) -> Iterator[Record]:
+    """Large writes that hold most of a value which was stored at their own checkpoint."""
+    values: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for row in view.records:
+        if row.kind == Kind.BLOB and _is_value(row) and (row.size or 0) >= LARGE_WRITE_BYTES:
+            values[(row.checkpoint_ns, row.checkpoint_id)].append(row)
+    for write in rows:
+        large = write.encoding == Encoding.RAW and (write.size or 0) >= LARGE_WRITE_BYTES
+        at = values.get((write.checkpoint_ns, write.checkpoint_id), ())
+        if write.kind != Kind.WRITE or not large or not at:
+            continue
+        decoder.forget()
+        try:
+            (_, data), *found = decoder.load([write, *at])
+        except MissingDataError:
+            continue
+        bases = {
+            r.channel or "": Base(r.channel or "", r.version or "", value)
+            for r, (_, value) in zip(at, found, strict=True)
+        }
+        patched = patch_write(write, data, Known(bases, fresh=frozenset(bases)))
+        if patched.encoding == Encoding.PATCH:
+            yield patched
 
 
 def _is_rewritten(row: Record, inputs: Collection[str]) -> bool:
@@ -199,24 +239,24 @@ class _Rebaser:
             dictionary=None,
             size=len(value),
         )
-        if number == 0:
-            return whole
-        base = self._base(number & (number - 1))
-        if base is None or base.record.checkpoint_id >= item.checkpoint_id:
+        base = None if number == 0 else self._base(number & (number - 1))
+        if number and (base is None or base.record.checkpoint_id >= item.checkpoint_id):
             return whole  # what came later may itself have been made against this one
-        steps = self._steps(item, base.record)
+        steps = self._steps(item, base.record if base else None)
         if sum(w.size or 0 for step in steps for w in step) > self._max_bytes:
             steps = []
         names = name_writes([[w.checksum or 0 for w in step] for step in steps])
         writes = [w for step in reversed(steps) for w in step] if names else []
+        if base is None and not writes:
+            return whole
         written = [typed[1] for typed in self._decoder.load(writes)]
-        patch = encode_patch(value, base.typed[1], written)
+        patch = encode_patch(value, base.typed[1] if base else b"", written)
         if patch is None:
             return whole
         return whole._replace(
             value=patch,
             encoding=Encoding.PATCH,
-            base_version=_name_of(base.record),
+            base_version=_name_of(base.record) if base else None,
             dictionary=names if writes else None,
         )
 
@@ -233,16 +273,19 @@ class _Rebaser:
         wanted = set(_prefixes(number))
         self._held = {n: held for n, held in self._held.items() if n in wanted}
 
-    def _steps(self, item: Record, base: Record) -> list[list[Record]]:
+    def _steps(self, item: Record, base: Record | None) -> list[list[Record]]:
         """The channel's writes between the base and the value, nearest ancestor first.
 
-        None of them if the base lies on another branch.
+        None of them if the base lies on another branch. Without a base those of the nearest
+        ancestors: a first value is most often made of a few writes.
         """
         view, ns = self._view, item.checkpoint_ns
         steps: list[list[Record]] = []
         current = view.ancestor(ns, item.checkpoint_id)
-        while current is not None and current.checkpoint_id != base.checkpoint_id:
+        while current is not None and (base is None or current.checkpoint_id != base.checkpoint_id):
             parent = current.parent_checkpoint_id
+            if base is None and (parent is None or len(steps) == _FIRST_SPAN):
+                return steps
             if parent is None or parent >= item.checkpoint_id or len(steps) >= MAX_SPAN:
                 return []
             steps.append([w for w in view.writes_before(current) if w.channel == item.channel])

@@ -303,6 +303,15 @@ class ThreadReader:
         manifest = PartitionManifest.decode(key, found.data)
         return manifest.dated(found.modified), found.etag
 
+    def snapshot_object(self, key: str) -> bytes:
+        """The value in a snapshot object.
+
+        Raises:
+            StartAgain: it is gone; a newer manifest names another.
+            CorruptObjectError: it is damaged.
+        """
+        return self._values.object(key)
+
     def decoder(self, read: ThreadRead, patched: Patched | None = None) -> ValueDecoder:
         """Decodes the values of a read's records; what is in `patched` it need not decode."""
         return self._values.decoder(read.view, read.runs, patched)

@@ -52,7 +52,8 @@ class Encoding(StrEnum):
     EMPTY = "empty"
     """There is no value: the channel had none at this version."""
     OBJECT = "object"
-    """The value is an object of its own, whose key stands in `base_version`."""
+    """The value is an object of its own, whose key stands in `base_version`; or a patch against
+    that object's value."""
     ELSEWHERE = "elsewhere"
     """The value exists in the runs and was left out of a manifest."""
     VOID = "void"

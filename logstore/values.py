@@ -255,7 +255,10 @@ class ValueDecoder:
 
     def _body(self, record: Record) -> bytes | None:
         if record.encoding == Encoding.OBJECT and record.base_version is not None:
-            return self._values.object(record.base_version)
+            whole = self._values.object(record.base_version)
+            if not isinstance(record.value, bytes):
+                return whole
+            return decode_patch(record.value, whole, (), record.size or 0)
         if isinstance(record.value, ValueRef):
             return self._run_reader.values(self._runs, [record.value])[record.value]
         return record.value

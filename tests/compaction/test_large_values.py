@@ -1,0 +1,129 @@
+"""What is stored of large values, before, between and after compactions."""
+
+# No `from __future__ import annotations`: LangGraph evaluates the annotations of states,
+# which name things that only the function around them knows.
+
+import base64
+import random
+from collections.abc import Iterator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langgraph.graph import END, START, StateGraph
+
+from logstore.channels import messages_channel
+from logstore.config import ChannelMode
+from logstore.guard import with_mode
+from logstore.modes import unfreeze_for_tests
+from tests.config.apps import operator_graph
+from tests.helpers import Place, memory_place, thread
+
+IMAGE_BYTES = 5 << 20
+MODES: list[tuple[ChannelMode, int | None]] = [
+    ("full", None), ("delta", 1), ("delta", 10), ("delta", 1000),
+]  # fmt: skip
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with memory_place(short_grace_s=0, long_grace_s=0) as place:
+        yield place
+
+
+def chat(place: Place, mode: ChannelMode, k: int | None) -> Any:
+    """A process that answers, with a side channel that is written once."""
+    unfreeze_for_tests()
+    channel = messages_channel(mode, k)
+
+    class State(TypedDict, total=False):
+        messages: Annotated[list[AnyMessage], channel]
+        side: bytes
+
+    def answer(state: State) -> dict[str, Any]:
+        number = len(state["messages"])
+        return {"messages": [AIMessage(words(number), id=f"ai-{number}")]}
+
+    builder = StateGraph(State)
+    builder.add_node("answer", answer)
+    builder.add_edge(START, "answer")
+    builder.add_edge("answer", END)
+    return builder.compile(checkpointer=with_mode(place.saver(), mode))
+
+
+def words(seed: int) -> str:
+    rng = random.Random(seed)
+    return " ".join(f"word{rng.randrange(3000)}" for _ in range(50))
+
+
+def say(graph: Any, number: int, **more: Any) -> Any:
+    message = HumanMessage(words(-number - 1), id=f"human-{number}")
+    return graph.invoke({"messages": [message], **more}, thread())
+
+
+def stored_bytes(place: Place) -> int:
+    with place.store() as store:
+        return sum(info.size for page in store.objects.list("") for info in page.objects)
+
+
+COPIES = 7
+"""Before a compaction. A writer patches only against what is durable at the parent checkpoint, and
+each seventeenth value it stores whole; and a graph's own snapshots have none at their parent."""
+
+
+@pytest.mark.parametrize(("mode", "k"), MODES)
+def test_an_image_in_a_message_is_not_stored_again_by_the_turns_that_follow(
+    place: Place, mode: ChannelMode, k: int | None
+) -> None:
+    graph = chat(place, mode, k)
+    data = base64.b64encode(random.Random(7).randbytes(IMAGE_BYTES * 3 // 4)).decode()
+    image = HumanMessage([{"type": "image", "base64": data}], id="image")
+    graph.invoke({"messages": [image]}, thread())
+    for number in range(20):
+        say(graph, number)
+    random_bytes = IMAGE_BYTES * 3 // 4
+    assert stored_bytes(place) < COPIES * random_bytes, "before any compaction"
+    live = say(graph, 20)["messages"]
+    for number in range(21, 24):
+        place.compact(graph=operator_graph(k or 10))
+        live = say(graph, number)["messages"]
+    for _ in range(3):
+        place.compact(graph=operator_graph(k or 10))
+    # One copy is a record, the other what the head is read from.
+    assert stored_bytes(place) < 2.2 * random_bytes, "after the graces"
+    assert chat(place, mode, k).get_state(thread()).values["messages"] == live
+
+
+@pytest.mark.parametrize(("mode", "k"), MODES)
+def test_a_head_that_moves_does_not_write_a_large_value_anew(
+    place: Place, mode: ChannelMode, k: int | None
+) -> None:
+    graph = chat(place, mode, k)
+    say(graph, 0, side=random.Random(1).randbytes(1 << 20))
+    place.compact(graph=operator_graph(k or 10))
+    written = 0
+    for number in range(1, 20):
+        say(graph, number)
+        written += place.compact(graph=operator_graph(k or 10)).total("bytes_written")
+    assert written < 3 << 20, "the runs' tiers write it again, and nothing else"
+    assert stored_bytes(place) < 3.2 * (1 << 20)
+    assert len(place.keys("snapshots/")) <= 3
+
+
+@pytest.mark.parametrize(("mode", "k"), MODES)
+def test_four_times_the_turns_take_less_than_five_times_the_bytes(
+    mode: ChannelMode, k: int | None
+) -> None:
+    sizes = []
+    for turns in (20, 80):
+        with memory_place(short_grace_s=0, long_grace_s=0) as place:
+            graph = chat(place, mode, k)
+            for number in range(turns):
+                say(graph, number)
+            before = stored_bytes(place)
+            for _ in range(2):
+                place.compact(graph=operator_graph(k or 10))
+            sizes.append((before, stored_bytes(place)))
+    (few_before, few_after), (many_before, many_after) = sizes
+    assert many_before < 5 * few_before
+    assert many_after < 5 * few_after
