@@ -32,7 +32,7 @@ from logstore.reader import ManifestVersion, ThreadRead, arrived_before, late_wr
 from logstore.records import Encoding, Kind, Record, ValueRef
 from logstore.store import LogStore
 from logstore.tail import StartAgain, to_us
-from logstore.view import NeedsHistory, ThreadView
+from logstore.view import HeadScope, NeedsHistory, ThreadView
 
 NAME_AGE_S = 3600.0
 """So long a merged segment's name stays in the manifest, and as long as a LIST shows it."""
@@ -200,7 +200,8 @@ class Publisher:
         Raises:
             NeedsHistory: the manifest has merged some of these segments already. A job that
                 never committed did that: what else it made, the runs do not have. Or one of
-                them is a late copy, or a delete: only the runs have what lost a clash.
+                them is a late copy, or a delete: only the runs have what lost a clash. Or a
+                write came to a checkpoint that had children: it counts for their branches too.
         """
         if (
             self._whole
@@ -210,6 +211,8 @@ class Publisher:
         ):
             raise NeedsHistory
         scope = old.scope if old.generation else None
+        if scope is not None and any(_is_below_head(r, scope) for r in records):
+            raise NeedsHistory
         view = ThreadView(old.thread_id, [*old.records, *records], scope)
         positions = positions_of(records, old.positions)
         return ThreadRead(view, late_writes(records), {}, self._plan.listing, (), positions)
@@ -329,6 +332,14 @@ class Publisher:
         used = {r.base_version for r in entries if r.encoding == Encoding.OBJECT}
         retired.update({key: now for key in old.object_keys if key not in used})
         return retired
+
+
+def _is_below_head(record: Record, scope: HeadScope) -> bool:
+    """Whether a write is at a checkpoint that had children when the manifest was made."""
+    ns, checkpoint_id = record.checkpoint_ns, record.checkpoint_id
+    if record.kind != Kind.WRITE or (ns, checkpoint_id) not in scope.settled:
+        return False
+    return checkpoint_id != scope.head_ids.get(ns)
 
 
 def _has_value(record: Record) -> bool:
