@@ -39,7 +39,7 @@ from compactor.rendering import (
     status_line,
 )
 from compactor.report import Report
-from compactor.retention import HourlyRetention, apply_retention, to_dicts
+from compactor.retention import HourlyRetention, Retired, apply_retention, to_dicts
 from compactor.service import serve
 from compactor.status import read_status
 from compactor.verify import verify
@@ -50,9 +50,10 @@ from logstore.cli.common import (
     run_app,
 )
 from logstore.cli.options import Json, Uri, existing_store
-from logstore.errors import InvalidOptionError
+from logstore.errors import InvalidOptionError, LogStoreError
 from logstore.store import LogStore
 
+logger = logging.getLogger(__name__)
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
@@ -122,12 +123,18 @@ def run(
     options = operation.memory.store_options()
     with existing_store(uri_of(uri, config), options) as store, status_line() as tell:
         chosen = parse_partitions(partitions)
-        if purge:
-            apply_retention(store, operation.retention, chosen)
-            _run_purge(store, operation, chosen, tell, json)
-            return
         tell("looking for what retention does not keep")
-        retired = apply_retention(store, operation.retention, chosen, dry_run=dry_run)
+        retired: list[Retired] = []
+        failed: LogStoreError | None = None
+        try:
+            retired = apply_retention(store, operation.retention, chosen, dry_run=dry_run)
+        except LogStoreError as error:
+            failed = error  # compaction goes on, and the command fails at the end
+        if purge:
+            _run_purge(store, operation, chosen, tell, json)
+            if failed is not None:
+                raise failed
+            return
         plan = DryRunStore(store.objects) if dry_run else None
         target = LogStore(plan, options) if plan else store
         tell("compacting")
@@ -142,11 +149,13 @@ def run(
     planned = {} if plan is None else plan.to_dict()
     if json:
         print_json({**report.to_dict(), "retired": to_dicts(retired), **planned})
-        return
-    show_retired(retired, dry_run=dry_run)
-    show_report(report, "a job would compact" if plan else "compacted")
-    if plan is not None:
-        show_plan(plan)
+    else:
+        show_retired(retired, dry_run=dry_run)
+        show_report(report, "a job would compact" if plan else "compacted")
+        if plan is not None:
+            show_plan(plan)
+    if failed is not None:
+        raise failed
 
 
 def _run_purge(
@@ -196,7 +205,10 @@ def serve_(
         hourly = HourlyRetention(store, operation.retention)
 
         def run_job() -> Report:
-            hourly.apply_if_due(chosen)
+            try:
+                hourly.apply_if_due(chosen)
+            except LogStoreError as error:
+                logger.error("retention: %s; compaction goes on", error)
             return job.run(chosen)
 
         serve(run_job, interval, log_report)

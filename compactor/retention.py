@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.errors import InvalidOptionError
+from logstore.errors import InvalidOptionError, LogStoreError
 from logstore.index import StoreIndex
 from logstore.maintenance import Maintenance
 from logstore.records import WRITTEN, Kind
@@ -110,19 +110,33 @@ def apply_retention(
         dry_run: only say what would be done.
 
     Raises:
-        LogStoreError: a thread cannot be read or its tombstone not be stored.
+        LogStoreError: a thread cannot be read or its tombstone not be stored. It is raised when
+            all others are through.
     """
     if not policy:
         return []
     settings = store.settings()
     wanted = range(settings.partitions if settings else 0) if partitions is None else partitions
     maintenance = Maintenance(store)
-    return [
-        retired
-        for partition in wanted
-        for candidate in _candidates(store, policy, partition)
-        if (retired := _retire(maintenance, candidate, dry_run)) is not None
-    ]
+    found: list[Retired] = []
+    errors: list[LogStoreError] = []
+    for partition in wanted:
+        try:
+            candidates = list(_candidates(store, policy, partition))
+        except LogStoreError as error:
+            errors.append(error)
+            continue
+        for candidate in candidates:
+            try:
+                retired = _retire(maintenance, candidate, dry_run)
+            except LogStoreError as error:
+                errors.append(error)
+                continue
+            if retired is not None:
+                found.append(retired)
+    if errors:
+        raise errors[0]
+    return found
 
 
 class _Candidate(NamedTuple):
@@ -181,16 +195,15 @@ class HourlyRetention:
         self._next = 0.0
 
     def apply_if_due(self, partitions: Collection[int] | None = None) -> list[Retired]:
-        """Apply the policy if that was an hour ago.
+        """Apply the policy if that was an hour ago, whether it went well or not.
 
         Raises:
             LogStoreError: a thread cannot be read or its tombstone not be stored.
         """
         if not self._policy or time.monotonic() < self._next:
             return []
-        retired = apply_retention(self._store, self._policy, partitions)
         self._next = time.monotonic() + INTERVAL_S
-        return retired
+        return apply_retention(self._store, self._policy, partitions)
 
 
 def to_dicts(retired: Sequence[Retired]) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from compactor.cli import app
 from compactor.retention import HourlyRetention, RetentionPolicy, RetentionRule, apply_retention
 from logstore import InvalidOptionError
+from logstore.errors import CorruptObjectError
+from tests.compaction.damage import overwrite
 from tests.helpers import Place, Script, assert_twins, both, linear_graph, thread
 from tests.saver.test_prune import ids, turns
 
@@ -152,3 +154,35 @@ def test_the_command_shows_what_would_go_and_then_lets_it_go(tmp_path: Path) -> 
     assert (retired["thread_id"], retired["action"], retired["checkpoints"]) == ("t", "prune", 7)
     with place.fresh() as saver:
         assert len(ids(saver)) == 2
+
+
+@pytest.mark.parametrize("purge", [[], ["--purge"]])
+def test_damage_stops_neither_the_retention_of_others_nor_the_job(
+    tmp_path: Path, purge: list[str]
+) -> None:
+    place = Place(f"file://{tmp_path}/store").create(partitions=2, short_grace_s=0)
+    with place.fresh() as saver:
+        for name in "abcdef":
+            Script([saver], name).chain(4)
+    damaged = place.keys("log/partition=0000/")
+    overwrite(place, damaged[-1], b"no segment")
+    config = tmp_path / "compactor.toml"
+    config.write_text("[retention]\nnewest = 2\n")
+    done = RUN.invoke(app, ["run", place.uri, "--config", str(config), *purge])
+    assert done.exit_code == 1
+    assert damaged[-1] in " ".join(done.output.split())
+    with place.fresh() as saver:
+        sound = [name for name in "abcdef" if saver.store.partition(name) == 1]
+        assert [len(ids(saver, name)) for name in sound] == [2] * len(sound)
+    assert len(place.keys("runs/partition=0000/")) == 1
+
+
+def test_a_service_goes_on_when_retention_fails(place: Place) -> None:
+    with place.fresh() as saver:
+        Script([saver], "a").chain(3)
+    overwrite(place, place.keys("log/")[-1], b"no segment")
+    with place.store() as store:
+        retention = HourlyRetention(store, RetentionPolicy([RetentionRule(newest=1)]))
+        with pytest.raises(CorruptObjectError):
+            retention.apply_if_due()
+        assert retention.apply_if_due() == []
