@@ -225,7 +225,7 @@ class PartitionJob:
         condemned = orphans(self._store, plan) if plan.tail.segments or sweeps else []
         if self._is_idle(manifest) and not sweeps:
             return report
-        if sweeps:
+        if sweeps or not manifest.generation:  # before the first commit there is nothing to find
             manifest = replace(manifest, swept=plan.listing.date)
         with tempfile.TemporaryDirectory(prefix="compactor-") as folder:
             published, output = self._publish_and_merge(Path(folder), parallel)

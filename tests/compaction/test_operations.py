@@ -254,6 +254,13 @@ def test_a_young_object_that_nothing_names_is_left_alone() -> None:
         assert stray in place.keys("snapshots/")
 
 
+def test_a_second_job_without_news_writes_nothing() -> None:
+    with memory_place() as place:
+        Script([place.saver()]).chain(5)
+        assert place.compact(channels=D).partitions[0].outcome == Outcome.COMMITTED
+        assert place.compact(channels=D).partitions[0].outcome == Outcome.IDLE
+
+
 def test_ordinary_jobs_sweep_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     with memory_place(short_grace_s=0, long_grace_s=0) as place:
         Script([place.saver()]).chain(5)
