@@ -338,6 +338,7 @@ def _count(
         runs_written=len(output.runs),
         rows_written=sum(run.rows for run in output.runs),
         bytes_read=output.bytes_read,
+        run_bytes_written=sum(run.size for run in output.runs),
         bytes_written=sum(run.size for run in output.runs) + published.bytes_written,
         snapshots=published.snapshots,
         voided=published.voided,
@@ -356,6 +357,7 @@ def _totals(left: PartitionManifest, report: PartitionReport) -> dict[str, int]:
         "segments_merged": report.segments_merged,
         "bytes_read": report.bytes_read,
         "bytes_written": report.bytes_written,
+        "run_bytes_written": report.run_bytes_written,
         "snapshots": report.snapshots,
     }
     return {name: left.totals.get(name, 0) + number for name, number in counted.items()}

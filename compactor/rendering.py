@@ -108,7 +108,7 @@ def log_report(report: Report) -> None:
 
 def show_status(found: StoreStatus) -> None:
     """A row for each partition, and what the last job left undone."""
-    numbers = ("generation", "tail", "runs", "rows", "bytes", "to delete", "written in all")
+    numbers = ("generation", "tail", "runs", "rows", "bytes", "to delete", "written", "rewrites")
     rows = table(
         "partition",
         "last commit",
@@ -130,6 +130,7 @@ def show_status(found: StoreStatus) -> None:
             human_bytes(part.run_bytes),
             f"{part.waiting}",
             human_bytes(part.totals.get("bytes_written", 0)),
+            f"{part.rewrites:.1f}",
         )
     console.print(f"compaction of {found.uri}", markup=False)
     console.print(rows)

@@ -30,6 +30,7 @@ class PartitionReport:
     runs_written: int = 0
     rows_written: int = 0
     bytes_read: int = 0
+    run_bytes_written: int = 0
     bytes_written: int = 0
     """Of runs, snapshot objects and manifests."""
     snapshots: int = 0

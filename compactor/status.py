@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from logstore.errors import ObjectNotFoundError
 from logstore.keys import partition_manifest_key
-from logstore.manifest import PartitionManifest
+from logstore.manifest import PartitionManifest, RunEntry
 from logstore.store import LogStore
 
 
@@ -28,6 +29,9 @@ class PartitionStatus:
     """Runs by level."""
     rows: int
     run_bytes: int
+    rewrites: float
+    """How many times compaction has written each byte that the runs hold now. Size tiers bound it
+    by one and the logarithm of the jobs, base the fan-out; deletes and re-basing add to it."""
     waiting: int
     """Objects that are merged or replaced, and wait for their grace to pass."""
     unfolded: dict[str, str]
@@ -91,8 +95,14 @@ def _partition(store: LogStore, partition: int) -> PartitionStatus:
         unfolded=dict(manifest.unfolded),
         hidden={thread_id: rows.reason for thread_id, rows in manifest.hidden.items()},
         changed=dict(manifest.changed),
+        rewrites=_ratio(manifest.totals.get("run_bytes_written", 0), manifest.runs),
         totals=dict(manifest.totals),
     )
+
+
+def _ratio(written: int, runs: Sequence[RunEntry]) -> float:
+    held = sum(run.size for run in runs)
+    return round(written / held, 2) if held else 0.0
 
 
 def _iso(seconds: float) -> str:
