@@ -1,26 +1,24 @@
-"""The LangGraph checkpoint saver: LangGraph's interface on top of the store."""
+"""The LangGraph checkpoint saver: LangGraph's interface on top of the store.
+
+Here are its creation, its life, and writing; reading is in `logstore.reads`, and what handles
+whole threads in `logstore.upkeep`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
-from cachetools import LRUCache
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
-    CheckpointTuple,
-    DeltaChannelHistory,
-    get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
@@ -30,21 +28,13 @@ from logstore.durability import Durability, SpecialWrites
 from logstore.encode import CheckpointCoder, Encoded, Target
 from logstore.errors import InvalidOptionError
 from logstore.fence import Fence
-from logstore.index import StoreIndex
 from logstore.maintenance import Maintenance
-from logstore.reader import ThreadRead, until_stable
+from logstore.reads import CheckpointReads
 from logstore.store import CACHE_DIR_BYTES, CHECKPOINT_HOLD_S, LogStore, StoreOptions
-from logstore.tail import StartAgain
-from logstore.tuples import TupleBuilder
-from logstore.view import NeedsHistory
-
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
-_LISTED_THREADS = 32
-"""How many threads' records a `list` over all threads keeps in memory."""
+from logstore.upkeep import ThreadUpkeep
 
 
-class LogStoreSaver(BaseCheckpointSaver[str]):
+class LogStoreSaver(CheckpointReads, ThreadUpkeep):
     """A checkpoint saver whose only storage is an object store.
 
     One object serves sync and async callers, from any thread and any event loop. It works
@@ -381,255 +371,6 @@ class LogStoreSaver(BaseCheckpointSaver[str]):
     async def _make_ready(self) -> None:
         if not self.store.ready:
             await self._call(self.store.create)
-
-    # -- maintaining -------------------------------------------------------------
-
-    def delete_thread(self, thread_id: str) -> None:
-        """Delete all of a thread that this call can see, durably; re-creating it works.
-
-        The bytes go with the next compaction and its grace.
-        """
-        thread_id = Target.check_thread_id(thread_id)
-        self._special.forget(thread_id)
-        self._maintenance.delete_thread(thread_id)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Like `delete_thread`, without blocking the loop."""
-        await self._call(lambda: self.delete_thread(thread_id))
-
-    def prune(
-        self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", newest: int = 1
-    ) -> None:
-        """Delete threads, or hide all but the newest checkpoints of each namespace.
-
-        It is safe for delta channels: what a kept checkpoint is rebuilt from stays until a
-        snapshot of the compactor stands for it. A kept checkpoint whose parent is hidden shows
-        no parent. What is saved meanwhile is neither seen nor hidden.
-
-        Args:
-            thread_ids: the threads.
-            strategy: `keep_latest` or `delete`.
-            newest: how many checkpoints of a namespace `keep_latest` keeps.
-
-        Raises:
-            InvalidOptionError: there is no such strategy, or `thread_ids` is one string.
-        """
-        if isinstance(thread_ids, str):
-            raise InvalidOptionError(
-                f"thread_ids is a sequence of thread ids, not one string; pass [{thread_ids!r}]"
-            )
-        if newest < 1:
-            raise InvalidOptionError(f"newest is at least 1, not {newest}")
-        names = [Target.check_thread_id(thread_id) for thread_id in thread_ids]
-        self._maintenance.prune(names, strategy, newest)
-
-    async def aprune(
-        self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", newest: int = 1
-    ) -> None:
-        """Like `prune`, without blocking the loop."""
-        await self._call(lambda: self.prune(thread_ids, strategy=strategy, newest=newest))
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Hide the checkpoints of runs, in all threads, and the runs' writes at other ones.
-
-        Checkpoints that came after them keep their values, and show no parent if it is hidden.
-        Looking for the runs reads an index column of the whole store.
-        """
-        if isinstance(run_ids, str):
-            raise InvalidOptionError(
-                f"run_ids is a sequence of run ids, not one string; pass [{run_ids!r}]"
-            )
-        self._maintenance.delete_for_runs([str(run_id) for run_id in run_ids])
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Like `delete_for_runs`, without blocking the loop."""
-        await self._call(lambda: self.delete_for_runs(run_ids))
-
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a thread, whole; the two are independent afterwards.
-
-        Values are copied as they are stored. A thread of many segments appears in the copy
-        oldest part first; if the call fails half-way, delete the copy and repeat.
-
-        Raises:
-            ThreadExistsError: the target has checkpoints.
-        """
-        self._maintenance.copy_thread(
-            Target.check_thread_id(source_thread_id), Target.check_thread_id(target_thread_id)
-        )
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Like `copy_thread`, without blocking the loop."""
-        await self._call(lambda: self.copy_thread(source_thread_id, target_thread_id))
-
-    # -- reading -----------------------------------------------------------------
-
-    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Read a checkpoint: the one that the config names, or the thread's latest.
-
-        Raises:
-            ReadError: not all of it can be reached.
-            CorruptObjectError: a stored object is damaged.
-        """
-        target = Target.of(config)
-
-        def build(builder: TupleBuilder) -> CheckpointTuple | None:
-            record = builder.find(target.checkpoint_ns, target.checkpoint_id)
-            return None if record is None else builder.tuple(record)
-
-        return self._read(target.thread_id, build)
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Like `get_tuple`, without blocking the loop."""
-        return await self._call(lambda: self.get_tuple(config))
-
-    def get_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """What delta channels' values at a checkpoint are rebuilt from.
-
-        Raises:
-            MissingDataError: an ancestor that the answer needs cannot be found.
-            ParentCycleError: the parents run in a circle.
-        """
-        if not channels:
-            return {}
-        target = Target.of(config)
-
-        def build(builder: TupleBuilder) -> Mapping[str, DeltaChannelHistory]:
-            return builder.history(target.checkpoint_ns, target.checkpoint_id, channels)
-
-        return self._read(target.thread_id, build)
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """Like `get_delta_channel_history`, without blocking the loop."""
-        return await self._call(
-            lambda: self.get_delta_channel_history(config=config, channels=channels)
-        )
-
-    def _read(self, thread_id: str, build: Callable[[TupleBuilder], T]) -> T:
-        """Answer from the head if it suffices, else from the whole history."""
-
-        def attempt() -> T:
-            head = self.store.read_head(thread_id)
-            try:
-                return build(self._builder(head))
-            except NeedsHistory:
-                return build(self._builder(self.store.read_history(thread_id, after=head)))
-
-        return self._until_stable(thread_id, attempt)
-
-    def _until_stable(self, thread_id: str, attempt: Callable[[], T]) -> T:
-        """Repeat a read that met the objects of an outdated manifest, without what it knew."""
-
-        def forgetting() -> T:
-            try:
-                return attempt()
-            except StartAgain:
-                self.store.forget(thread_id)
-                raise
-
-        return until_stable(forgetting)
-
-    def _builder(self, read: ThreadRead) -> TupleBuilder:
-        store = self.store
-        decoder = store.reader.decoder(read, store.patched)
-        return TupleBuilder(read, self.serde, decoder, store.bases.learn, store.histories)
-
-    def _whole(self, thread_id: str) -> ThreadRead:
-        return self.store.read_history(thread_id, after=self.store.read_head(thread_id))
-
-    def list(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> Iterator[CheckpointTuple]:
-        """Read checkpoints, newest id first, over all namespaces unless one is named.
-
-        Args:
-            config: a thread, and in it perhaps a namespace or checkpoint; None for all threads.
-            filter: what the metadata must equal, by key; applied before `limit`.
-            before: only checkpoints whose id is smaller than this config's.
-            limit: at most this many.
-
-        Raises:
-            ReadError: not all of it can be reached.
-            CorruptObjectError: a stored object is damaged.
-        """
-        left = float("inf") if limit is None else limit
-        before_id = get_checkpoint_id(before) if before else None
-        reads: LRUCache[str, ThreadRead] = LRUCache(_LISTED_THREADS)
-        for thread_id, ns, checkpoint_id in self._listed(config, reads):
-            if left <= 0:
-                return
-            if before_id and checkpoint_id >= before_id:
-                continue
-            found = self._list_one(reads, thread_id, ns, checkpoint_id, filter)
-            if found is not None:
-                left -= 1
-                yield found
-
-    def _listed(
-        self, config: RunnableConfig | None, reads: MutableMapping[str, ThreadRead]
-    ) -> Sequence[tuple[str, str, str]]:
-        """Candidates, newest first: thread, namespace, checkpoint id."""
-        if config is None:
-            found = set(StoreIndex(self.store).checkpoints())
-        else:
-            target = Target.of(config)
-            read = reads[target.thread_id] = self._whole(target.thread_id)
-            wanted = config["configurable"].get("checkpoint_ns")
-            found = {
-                (target.thread_id, ns, checkpoint_id)
-                for ns in read.view.namespaces()
-                if wanted is None or ns == wanted
-                for checkpoint_id in read.view.checkpoint_ids(ns)
-                if target.checkpoint_id in (None, checkpoint_id)
-            }
-        return sorted(found, key=lambda c: (c[2], c[0], c[1]), reverse=True)
-
-    def _list_one(
-        self,
-        reads: MutableMapping[str, ThreadRead],
-        thread_id: str,
-        ns: str,
-        checkpoint_id: str,
-        filter: Mapping[str, Any] | None,
-    ) -> CheckpointTuple | None:
-        def attempt() -> CheckpointTuple | None:
-            # A repeated attempt must not meet the read that turned out to be outdated.
-            read = reads.pop(thread_id, None) or self._whole(thread_id)
-            builder = self._builder(read)
-            record = builder.find(ns, checkpoint_id)
-            if record is None or not builder.metadata_matches(record, filter):
-                answer = None
-            else:
-                answer = builder.tuple(record)
-            reads[thread_id] = read
-            return answer
-
-        return self._until_stable(thread_id, attempt)
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """Like `list`, without blocking the loop."""
-        found = self.list(config, filter=filter, before=before, limit=limit)
-        while (item := await self._call(lambda: next(found, None))) is not None:
-            yield item
-
-    async def _call(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.store.executor, function)
 
     # -- versions ----------------------------------------------------------------
 

@@ -238,7 +238,9 @@ EVENTS = st.lists(
 @settings(deadline=None, max_examples=60)
 @given(events=EVENTS)
 @example([*[("turn", 0)] * 4, ("delete runs", 16), ("fold", 1), ("turn", 1)])
-@example([("turn", 0), ("fold", 1), ("turn", 1), ("fold", 9), ("turn", 2), ("turn", 1), ("merge", 0)])
+@example(
+    [("turn", 0), ("fold", 1), ("turn", 1), ("fold", 9), ("turn", 2), ("turn", 1), ("merge", 0)]
+)
 def test_what_is_shown_keeps_its_value_in_any_order_of_events(
     events: list[tuple[str, int]],
 ) -> None:
