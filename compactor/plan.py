@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from compactor.backlog import BatchLimit, take_segments
 from compactor.deleted import whole_tombstones
+from compactor.lost import lost_manifest
 from compactor.memory import MemoryBudget
 from compactor.merge import merge_tables
 from logstore.errors import CorruptObjectError, ObjectNotFoundError
@@ -236,16 +237,14 @@ def orphans(store: LogStore, plan: Plan) -> list[str]:
 def _refuse_if_newer(store: LogStore, plan: Plan, run: ObjectInfo) -> None:
     """Make sure that a run does not come from a newer partition manifest than there is."""
     try:
-        generation = store.runs.generation(run.key, run.size)
+        reason = lost_manifest(store, plan.manifest, plan.listing, run)
     except CorruptObjectError:
         return  # nothing names it, so nobody misses it
-    if generation <= plan.generation:
+    if reason is None:
         return
     if manifest_etag(store, plan.partition) != plan.etag:
         raise StartAgain
     raise CorruptObjectError(
-        f"the manifest {partition_manifest_key(plan.partition)} is of generation "
-        f"{plan.manifest.generation}, and the run {run.key} of generation {generation}: a newer "
-        "version of the manifest was lost. Restore it from a version or copy of the bucket, or run "
-        "`compactor rebuild`"
+        f"the manifest {partition_manifest_key(plan.partition)} is not as it was: {reason}. "
+        "Restore it from a version or copy of the bucket, or run `compactor rebuild`"
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from compactor.findings import REBUILD, RESTORE, Checked, Finding, Problem
+from compactor.lost import lost_manifest
 from compactor.plan import manifest_etag
 from logstore.errors import CorruptObjectError, FormatError, ObjectNotFoundError
 from logstore.keys import (
@@ -103,7 +104,7 @@ class _ObjectCheck:
         listing = self._listing()
         found.date = listing.date
         self._segments(manifest, listing)
-        self._runs(manifest)
+        self._runs(manifest, listing)
         self._snapshots()
         # What looked wrong may be a job's work half seen.
         if found.findings and manifest_etag(self._store, found.partition) != etag:
@@ -158,7 +159,7 @@ class _ObjectCheck:
 
     # -- runs ----------------------------------------------------------------------
 
-    def _runs(self, manifest: PartitionManifest) -> None:
+    def _runs(self, manifest: PartitionManifest, listing: Listing) -> None:
         listed = {info.key: info for info in self._list(run_prefix(manifest.partition))}
         for run in manifest.runs:
             info = listed.get(run.key)
@@ -174,7 +175,7 @@ class _ObjectCheck:
         named = {run.key for run in manifest.runs} | manifest.retired.keys()
         for info in listed.values():
             if info.key not in named and info.key not in manifest.condemned:
-                self._unnamed_run(info, manifest)
+                self._unnamed_run(info, manifest, listing)
 
     def _broken(self, run: RunEntry, problem: Problem, detail: str) -> None:
         self._found.broken_runs.append(run)
@@ -188,19 +189,14 @@ class _ObjectCheck:
         except FormatError as error:
             self._broken(run, Problem.UNREADABLE, str(error))
 
-    def _unnamed_run(self, info: ObjectInfo, manifest: PartitionManifest) -> None:
+    def _unnamed_run(self, info: ObjectInfo, manifest: PartitionManifest, listing: Listing) -> None:
         try:
-            generation = self._store.runs.generation(info.key, info.size)
+            reason = lost_manifest(self._store, manifest, listing, info)
         except (StartAgain, FormatError):
-            generation = 0
-        if generation > manifest.generation + 1:
-            self._say(
-                Problem.STALE_MANIFEST,
-                partition_manifest_key(manifest.partition),
-                f"it is of generation {manifest.generation}, and the run {info.key} of generation "
-                f"{generation}: a newer version of the manifest was lost",
-                REBUILD,
-            )
+            reason = None
+        if reason is not None:
+            key = partition_manifest_key(manifest.partition)
+            self._say(Problem.STALE_MANIFEST, key, reason, REBUILD)
         elif self._is_old(info):
             self._say(
                 Problem.UNNAMED_OBJECT,

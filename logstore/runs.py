@@ -151,16 +151,6 @@ class RunReader:
             part=meta.get("part", 0),
         )
 
-    def generation(self, key: str, size: int) -> int:
-        """The generation that a run was written for, from its footer.
-
-        Raises:
-            StartAgain: the run is gone.
-            CorruptObjectError: it is damaged, or no run.
-        """
-        with self._file(RunEntry(key, run_level(key), 0, size, "", "", 0)) as file:
-            return int(parquet_meta(key, file).get("generation", 0))
-
     def columns(self, run: RunEntry, names: Sequence[str]) -> Iterable[pa.Table]:
         """Some columns of a whole run, a row group at a time."""
         with self._file(run) as file:

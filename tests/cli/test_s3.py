@@ -6,11 +6,16 @@ import os
 import secrets
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from compactor.cli import app
+from logstore import LogStoreSaver
 from logstore.demo.conversations import DEFAULT_INPUT
+from logstore.store import LogStore, StoreOptions
 from logstore.testing.servers import BUCKET, CREDENTIALS
 from tests.cli.conftest import error_line, run, run_json
 
@@ -68,3 +73,34 @@ def test_a_bucket_that_is_not_there_is_named(s3_uri: str) -> None:
         result = run(command[0], uri, *command[1:])
         assert result.exit_code == 1
         assert "no-such-bucket" in error_line(result)
+
+
+def compactor(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--graph", "logstore.demo.graph:graph"])
+
+
+def test_a_store_on_s3_is_verified_rebuilt_and_purged(s3_uri: str, small: Path) -> None:
+    with closing(LogStore.open(s3_uri, StoreOptions(short_grace_s=1.0))) as store:
+        store.create()
+    run_json("ingest", s3_uri, small)
+    assert compactor("run", s3_uri).exit_code == 0
+    assert compactor("verify", s3_uri).exit_code == 0
+    with closing(LogStore.open(s3_uri)) as store:
+        keys = [info.key for page in store.objects.list("") for info in page.objects]
+        lost = [k for k in keys if k.endswith("/manifest") or k.startswith(("manifests/", "log/"))]
+        store.objects.delete(lost)
+    assert compactor("verify", s3_uri).exit_code == 1
+    assert compactor("rebuild", s3_uri).exit_code == 0
+    result = compactor("verify", s3_uri)
+    assert result.exit_code == 0, result.output
+    first, *_ = (row["thread_id"] for row in run_json("threads", s3_uri)["threads"])
+    with LogStoreSaver.from_conn_string(s3_uri) as saver:
+        saver.delete_thread(first)
+    result = compactor("run", s3_uri, "--purge")
+    assert result.exit_code == 0, result.output
+    with closing(LogStore.open(s3_uri)) as store:
+        assert not [i.key for page in store.objects.list("log/") for i in page.objects]
+        manifest, _ = store.reader.partition_manifest(store.partition(first))
+        for live in manifest.runs:
+            assert {r.kind for r in store.runs.rows(live, first)} <= {"tombstone"}
+    assert compactor("verify", s3_uri).exit_code == 0

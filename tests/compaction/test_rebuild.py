@@ -203,6 +203,23 @@ def test_a_manifest_that_is_older_than_the_runs_is_made_of_them(place: Place) ->
     assert sound(place)
 
 
+def test_a_first_manifest_that_is_lost_with_its_segments_gone_is_noticed(place: Place) -> None:
+    saver, model = place.saver(), InMemorySaver()
+    script = Script([saver, model])
+    last = script.chain(5)[-1]
+    place.compact(channels=D)
+    remove(place, *place.keys("log/"), partition_manifest_key(0))
+    with place.store() as store:
+        found = verify(store, table_of(channels=D), default_serde())
+    assert partition_manifest_key(0) in {f.key for f in found.findings}
+    script.put(last)
+    with pytest.raises(CorruptObjectError, match="compactor rebuild"):
+        place.compact(channels=D)
+    rebuild(place)
+    assert_like(place, model)
+    assert sound(place)
+
+
 def test_a_run_that_cannot_be_read_keeps_a_lost_manifest_from_being_made_of_the_others(
     place: Place,
 ) -> None:
