@@ -18,7 +18,6 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from compactor.channels import ChannelTable
 from compactor.digest import Digest
 from compactor.fold import Folder
-from compactor.founding import is_founding
 from compactor.job import Job, PartitionJob
 from compactor.memory import MemoryBudget
 from compactor.plan import Plan, make_plan, manifest_etag, plan_from
@@ -33,7 +32,7 @@ from logstore.manifest import PartitionManifest, SnapshotManifest
 from logstore.reader import ManifestVersion, ThreadRead, until_stable
 from logstore.records import SCHEMA, Encoding, Kind, Record, merge
 from logstore.store import LogStore, Settings
-from logstore.tail import StartAgain, to_us
+from logstore.tail import StartAgain
 from logstore.view import NeedsHistory, ThreadView
 
 logger = logging.getLogger(__name__)
@@ -198,34 +197,16 @@ class Rebuilder(Publisher):
     def _settle(
         self, read: ThreadRead, old: SnapshotManifest, result: PublishResult, uploads: Uploads
     ) -> tuple[list[Record], Digest]:
-        view = read.view
-        founding = [r for r in view.records if is_founding(view, r)]
-        believed = set(map(id, founding))
-        former = [
-            r
-            for r in merge(view.records).values()
-            if self._is_remade(r) and not is_founding(view, r)
-        ]
-        own = [r for r in view.records if id(r) in believed or not self._is_remade(r)]
-        # What they were patched against may be made anew.
-        whole = self._restated(read, [r for r in founding if r.encoding == Encoding.PATCH])
-        bare = replace(read, view=ThreadView(view.thread_id, [*own, *whole]))
+        former = [r for r in merge(read.view.records).values() if self._is_remade(r)]
+        own = [r for r in read.view.records if not self._is_remade(r)]
+        bare = replace(read, view=ThreadView(read.view.thread_id, own))
         entries, kept = super()._settle(bare, old, result, uploads)
         work = result.work
-        work.made += whole
         made = {_place(r) for r in work.made} | work.unreached
         for snapshot in former:
             if snapshot.encoding != Encoding.VOID and _place(snapshot) not in made:
                 work.made.append(self._void(snapshot))
         return entries, kept
-
-    def _restated(self, read: ThreadRead, snapshots: Sequence[Record]) -> list[Record]:
-        loaded = self._store.reader.decoder(read).load(snapshots)
-        arrived = to_us(self._plan.listing.date)
-        return [
-            self._folder.restate(snapshot, value, arrived)
-            for snapshot, (_, value) in zip(snapshots, loaded, strict=True)
-        ]
 
     def _is_remade(self, record: Record) -> bool:
         if record.kind != Kind.SNAPSHOT:

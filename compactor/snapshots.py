@@ -12,12 +12,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from compactor.channels import ChannelSpec, ChannelTable
 from compactor.detach import detached
 from compactor.fold import Folder, Unfoldable, typed_value
-from compactor.founding import is_founding
 from compactor.rebase import patch_snapshot
 from compactor.thinning import Place, wanted_snapshots
 from logstore.errors import MissingDataError, ParentCycleError
@@ -202,9 +200,7 @@ class SnapshotMaker:
         ns, checkpoint_id = checkpoint.checkpoint_ns, checkpoint.checkpoint_id
         specs = self._table.specs(checkpoint.thread_id, ns)
         for channel, snapshot in list(self._view.snapshots(ns, checkpoint_id).items()):
-            if channel not in specs or is_founding(self._view, snapshot):
-                continue
-            if (ns, checkpoint_id, channel) not in (self._wanted or ()):
+            if channel in specs and (ns, checkpoint_id, channel) not in (self._wanted or ()):
                 self._view.void_snapshot(ns, checkpoint_id, channel)
                 self._work.retired += 1
                 self._work.made.append(self._folder.void(snapshot, self._arrived))
@@ -243,8 +239,7 @@ class SnapshotMaker:
         if spec.label in self._refused:
             return None
         try:
-            trusts = partial(self._is_base, spec)
-            history = walk(self._view, checkpoint, [spec.name], self._late, trusts)[spec.name]
+            history = walk(self._view, checkpoint, [spec.name], self._late, spec.made)[spec.name]
             load, graves = self._decoder.load, self._view.graves
             made = self._folder.fold(spec, checkpoint, history, load, graves, self._arrived)
         except Unfoldable as error:
@@ -257,10 +252,6 @@ class SnapshotMaker:
         else:
             return self._patched(made, history)
         return None
-
-    def _is_base(self, spec: ChannelSpec, snapshot: Record) -> bool:
-        """Whether a fold may begin with a snapshot."""
-        return spec.made(snapshot) or is_founding(self._view, snapshot)
 
     def _restate(self, snapshot: Record, value: bytes) -> Record:
         whole = self._folder.restate(snapshot, value, self._arrived)

@@ -13,14 +13,13 @@ from dataclasses import replace
 from compactor.channels import ChannelSpec, ChannelTable
 from compactor.findings import REBUILD, RESTORE, Problem, ThreadLedger
 from compactor.fold import BrokenLawError, Folder, Unfoldable, typed_value
-from compactor.founding import is_founding
 from compactor.snapshots import changed_reducer, counted_channels, parents_first
 from logstore.errors import CorruptObjectError, ReadError
 from logstore.reader import ThreadRead
 from logstore.records import Kind, Record
 from logstore.store import LogStore
 from logstore.view import ThreadView
-from logstore.walk import Trust, any_snapshot, snapshot_stands, walk
+from logstore.walk import Trust, any_snapshot, no_snapshot, snapshot_stands, walk
 
 _MEND_THE_REDUCER = (
     "make the reducer deterministic (no clock, no random ids) and indifferent to how writes are "
@@ -44,14 +43,11 @@ class FoldCheck:
         self._folder = folder
         self._ledger = ledger
         self._read = read
-        self._stored = store.reader.decoder(read)
         own = [r for r in read.view.records if r.kind != Kind.SNAPSHOT]
-        founding = self._founding()
-        self._bare = ThreadView(read.view.thread_id, [*own, *founding])
-        """The thread without the snapshots of any job, but for those that stand for what was
-        dropped; those that are folded here are added."""
-        self._believed = set(map(id, founding))
+        self._bare = ThreadView(read.view.thread_id, own)
+        """The thread without the snapshots of any job; those that are folded here are added."""
         self._decoder = store.reader.decoder(replace(read, view=self._bare, late={}))
+        self._stored = store.reader.decoder(read)
 
     def run(self) -> None:
         """Prove the snapshots, then the laws at each head."""
@@ -70,29 +66,8 @@ class FoldCheck:
         view = self._read.view
         ns, checkpoint_id = checkpoint.checkpoint_ns, checkpoint.checkpoint_id
         for channel, snapshot in view.snapshots(ns, checkpoint_id).items():
-            if is_founding(view, snapshot):
-                self._ledger.unproved[f"thread {checkpoint.thread_id}: {channel}"] = (
-                    f"what its snapshot at checkpoint {checkpoint_id} was made of was pruned and "
-                    "dropped; it is believed, and what follows is proved from it"
-                )
-            elif snapshot_stands(view, checkpoint, channel, self._read.late):
+            if snapshot_stands(view, checkpoint, channel, self._read.late):
                 yield channel, snapshot
-
-    def _founding(self) -> list[Record]:
-        """The snapshots that are all that is left of what was dropped, their values whole."""
-        found = []
-        for snapshot in self._read.view.records:
-            if not is_founding(self._read.view, snapshot):
-                continue
-            try:
-                value = self._stored.load([snapshot])[0][1]
-            except (CorruptObjectError, ReadError):
-                continue  # a finding already
-            found.append(self._folder.restate(snapshot, value, 0))
-        return found
-
-    def _is_believed(self, snapshot: Record) -> bool:
-        return id(snapshot) in self._believed
 
     def _prove(self, checkpoint: Record, channel: str, snapshot: Record) -> None:
         spec = self._table.spec(checkpoint.thread_id, checkpoint.checkpoint_ns, channel)
@@ -118,7 +93,7 @@ class FoldCheck:
         checkpoint = self._bare.ancestor(ns, made.checkpoint_id)
         if checkpoint is not None:
             seed = walk(self._bare, checkpoint, [channel], {})[channel].seed
-            if seed is not None and seed.kind == Kind.SNAPSHOT and not self._is_believed(seed):
+            if seed is not None and seed.kind == Kind.SNAPSHOT:
                 self._bare.void_snapshot(ns, seed.checkpoint_id, channel)
         self._bare.add_snapshot(made)
 
@@ -154,7 +129,7 @@ class FoldCheck:
                 self._ledger.doubt(head, channel)
 
     def _try_law(self, spec: ChannelSpec, head: Record) -> None:
-        whole = self._fold(spec, head, self._is_believed)
+        whole = self._fold(spec, head, no_snapshot)
         parts = None if whole is None else self._fold(spec, head, any_snapshot)
         if whole is None or parts is None:
             return

@@ -26,6 +26,11 @@ def any_snapshot(snapshot: Record) -> bool:
     return True
 
 
+def no_snapshot(snapshot: Record) -> bool:
+    """Leaves LangGraph's own walk, back to what the graph itself stored."""
+    return False
+
+
 @dataclass(slots=True)
 class ChannelHistory:
     """What one channel's value is rebuilt from."""

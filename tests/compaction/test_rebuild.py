@@ -267,9 +267,7 @@ def test_without_a_reducer_snapshots_stay_and_manifests_are_rebuilt(place: Place
 
 
 @pytest.mark.parametrize("policy", ["all", "newest 1", "powers of two"])
-def test_a_snapshot_that_stands_for_what_was_dropped_is_never_made_anew(
-    place: Place, policy: str
-) -> None:
+def test_what_stands_for_dropped_rows_is_never_made_anew(place: Place, policy: str) -> None:
     """After a prune its writes are gone: folding it again would give an empty value."""
     saver, model = place.saver(), InMemorySaver()
     script = Script([saver, model])
@@ -292,7 +290,6 @@ def test_a_snapshot_that_stands_for_what_was_dropped_is_never_made_anew(
             RebuildJob(store, table, default_serde()).run()
             found = verify(store, table, default_serde())
             assert not found.findings, found.findings
-            assert "dropped" in "".join(found.checked.unproved.values())
         with place.fresh() as fresh:
             for entry in fresh.list(thread()):
                 assert rebuilt(fresh, entry.config, D) == rebuilt(model, entry.config, D)
