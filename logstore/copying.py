@@ -68,12 +68,22 @@ class ThreadCopy:
                 known = view.ancestor(record.checkpoint_ns, record.checkpoint_id)
                 if known is None:
                     continue
-                parent = record.parent_checkpoint_id
-                if parent and view.ancestor(record.checkpoint_ns, parent) is None:
+                if self._needs_no_parent(record):
                     record = record._replace(parent_checkpoint_id=None)
             if record.kind in (Kind.CHECKPOINT, Kind.BLOB, Kind.WRITE):
                 found.append(record)
         return found
+
+    def _needs_no_parent(self, checkpoint: Record) -> bool:
+        """Whether a checkpoint names a parent that there is not, and has all of its values.
+
+        Another one whose parent is missing cannot be rebuilt, here or in the copy.
+        """
+        view = self._read.view
+        if view.ancestor(checkpoint.checkpoint_ns, checkpoint.parent_checkpoint_id or ""):
+            return False
+        versions = view.versions(checkpoint)
+        return all(view.stored_value(checkpoint, channel) is not None for channel in versions)
 
     def _with_values(self, records: Sequence[Record]) -> list[Record]:
         refs = [r.value for r in records if isinstance(r.value, ValueRef)]

@@ -144,8 +144,8 @@ class Maintenance:
 
     def _hide_runs(self, thread_id: str, run_ids: Collection[str]) -> None:
         read = self._whole(thread_id)
-        found = frozenset(r.run_id for r in read.view.records if r.run_id in run_ids and r.run_id)
-        tombstone = Tombstone(_seen(read), runs=found)
+        found = {r.run_id for r in read.view.records if r.run_id is not None}.intersection(run_ids)
+        tombstone = Tombstone(_seen(read), runs=frozenset(found))
         shown = [*read.view.shown(), *read.view.shown_writes()]
         if any(tombstone.hides(record) for record in shown):
             self._hide(thread_id, tombstone)

@@ -6,6 +6,7 @@ import pytest
 from langgraph.channels.delta import DeltaChannel
 
 from logstore import LogStoreSaver, copying
+from logstore.errors import MissingDataError
 from tests.helpers import Place, Script, append, rebuilt, thread
 from tests.saver.test_prune import ids, of_run
 
@@ -53,3 +54,31 @@ def test_a_hidden_write_counts_in_a_copy_of_many_parts(
     place.compact()
     with place.fresh() as other:
         assert_equal(other, "t", "again")
+
+
+def test_what_cannot_be_rebuilt_cannot_be_rebuilt_in_the_copy(place: Place) -> None:
+    with place.fresh() as saver:
+        script = Script([saver])
+        chain = script.chain(9)
+        saver.prune(["t"], newest=2)
+    for _ in range(2):
+        place.compact(channels=D, hidden_grace_s=0)
+    with place.fresh() as saver:
+        script.savers = [saver]
+        late = script.put(chain[3])
+        saver.copy_thread("t", "copy")
+        for thread_id in ("t", "copy"):
+            with pytest.raises(MissingDataError):
+                rebuilt(saver, thread(thread_id, "", late), D)
+            assert rebuilt(saver, thread(thread_id, "", chain[-1]), D)["d"]
+
+
+def test_a_run_without_a_name_is_a_run(place: Place) -> None:
+    with place.fresh() as saver:
+        script = Script([saver])
+        of_run(script, "")
+        last = script.chain(3)[-1]
+        of_run(script, "a")
+        kept = script.chain(2, last)
+        saver.delete_for_runs([""])
+        assert ids(saver) == kept[::-1]
