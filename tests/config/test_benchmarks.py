@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import channel_bench, production_bench
+from tests.benchmarks import channel_bench, compaction_bench, production_bench, storage_bench
 
 UPDATES = 12
 
@@ -114,3 +114,32 @@ def test_messages_that_differ_end_a_benchmark_with_an_error() -> None:
     }  # fmt: skip
     assert channel_bench.differing([row]) == ["memory, full, K = None"]
     assert production_bench.differing([{"digest": "a"}, {"digest": "b"}]) == ["digest"]
+
+
+# -- storage ------------------------------------------------------------------------------
+
+
+def test_the_storage_table_has_every_saver_and_every_bound() -> None:
+    lines = run(storage_bench, "--turns", "2,6", "--snapshot-frequencies", "2,1000")
+    rows = [line for line in lines if line["benchmark"] == "storage"]
+    assert {(row["saver"], row["mode"], row["turns"]) for row in rows} == {
+        (saver, mode, turns)
+        for saver in ("memory", "sqlite", "logstore")
+        for mode in ("full", "K=2", "K=1000")
+        for turns in (2, 6)
+    }
+    assert all(row["before_bytes"] > 0 and row["predicted_bytes"] > 0 for row in rows)
+    own = [row for row in rows if row["saver"] == "logstore"]
+    assert all(row["after_bytes"] < row["before_bytes"] < row["written_bytes"] for row in own)
+    bounds = [line for line in lines if line["benchmark"] == "storage_bound"]
+    assert len(bounds) == 3 * 2 + 1
+    assert {bound["what"] for bound in bounds if not bound["holds"]} <= {
+        "full: times less than InMemorySaver"  # for many turns
+    }
+
+
+def test_the_compaction_benchmark_merges_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compaction_bench.main(["--megabytes", "1"]) == 0
+    (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert row["rows"] == 8 * ((1 << 20) // (8 * compaction_bench.VALUE_BYTES))
+    assert row["mb_a_second_and_core"] > 0
