@@ -132,14 +132,19 @@ def test_four_processes_append_to_one_thread_of_a_file_store_and_none_is_lost_or
 class Beside:
     """Writers, readers and compactors at once on one store, everything looked at all the time."""
 
-    def __init__(self, world: World, seconds: float) -> None:
+    def __init__(self, world: World, threads: int, times: int) -> None:
+        """Go on until each thread had so many turns, and as many jobs ran."""
         self._world = world
-        self._end = time.monotonic() + seconds
+        self._threads = threads
+        self._times = times
+        self._end = time.monotonic() + 90
         self.turns: dict[str, int] = {}
         self.jobs = 0
 
     def _going(self) -> bool:
-        return time.monotonic() < self._end
+        counts = [self.jobs, *self.turns.values()]
+        done = len(self.turns) == self._threads and min(counts) >= self._times
+        return not done and time.monotonic() < self._end
 
     def write(self, thread: str) -> None:
         saver = self._world.saver()
@@ -195,7 +200,7 @@ def expected(thread: str, step: int) -> list[Any]:
 def test_two_compactors_without_graces_beside_writers_and_readers_lose_and_double_nothing(
     world: World,
 ) -> None:
-    beside = Beside(world, 7.0)
+    beside = Beside(world, threads=2, times=25)
     in_threads(
         lambda: beside.write("one"),
         lambda: beside.write("two"),
@@ -204,9 +209,9 @@ def test_two_compactors_without_graces_beside_writers_and_readers_lose_and_doubl
         beside.compact,
         beside.compact,
     )
-    assert beside.jobs > 10
+    assert beside.jobs >= 25
     for thread, turns in beside.turns.items():
-        assert turns > 10
+        assert turns >= 25
         world.compact()
         world.agree(model_of(*conversation(turns, thread)), thread)
 
