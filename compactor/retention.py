@@ -2,7 +2,8 @@
 
 A rule deletes whole threads that nobody wrote to for a time, or hides all but the newest
 checkpoints of each namespace of a thread. Both are what a saver does on request: tombstones in
-the log, which the next compaction carries out. A thread that is written to meanwhile stays.
+the log, which the next compaction carries out. A thread is looked at once more right before it is
+deleted; a put between that look and the tombstone goes with its thread, as with any delete.
 """
 
 from __future__ import annotations
