@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help demo test check bench bench-storage bench-compaction bench-analytics clean
 
 help: ## Show what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make demo INPUT=FILE.jsonl STORE=URI   the demo on your own conversations or store"
 
