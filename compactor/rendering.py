@@ -72,6 +72,8 @@ def show_report(report: Report, verb: str = "compacted") -> None:
         )
     console.print(f"{verb} {report.uri} in {report.seconds:.1f} s", markup=False)
     console.print(rows)
+    if dropped := report.total("rows_dropped"):
+        console.print(f"dropped {dropped} rows of checkpoints that were hidden long enough ago")
     show_reasons("no snapshots of", report.unfolded)
     show_reasons("another reducer in", report.changed)
     if report.unfinished:
