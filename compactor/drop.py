@@ -21,18 +21,16 @@ from logstore.records import (
     TASKS,
     TASKS_FORMAT,
     Encoding,
-    Key,
     Kind,
     Record,
+    RowName,
     Tombstone,
     key_of,
+    name_of_row,
     without_superseded,
 )
 from logstore.values import ValueDecoder
 from logstore.view import CheckpointKey, ThreadView
-
-RowName = tuple[int, str, Key]
-"""Stamp, writer and key of a record: what names a row."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,6 @@ class Drop:
             for record in records
             if (name := name_of_row(record)) not in self.gone
         ]
-
-
-def name_of_row(record: Record) -> RowName:
-    """What names a row."""
-    return (record.stamp, record.writer, key_of(record))
 
 
 def plan_drop(view: ThreadView, table: ChannelTable, decoder: ValueDecoder, before: int) -> Drop:

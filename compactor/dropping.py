@@ -18,7 +18,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from compactor.channels import ChannelTable
 from compactor.commit import commit
-from compactor.drop import Drop, RowName, name_of_row, plan_drop
+from compactor.drop import Drop, plan_drop
 from compactor.fold import Folder
 from compactor.memory import MemoryBudget
 from compactor.merge import merge_tables
@@ -29,7 +29,7 @@ from compactor.report import Outcome, PartitionReport
 from logstore.keys import SegmentName
 from logstore.manifest import HiddenRows, RunEntry
 from logstore.reader import ThreadRead
-from logstore.records import Record, ValueRef
+from logstore.records import Record, RowName, ValueRef, name_of_row
 from logstore.segment import records_to_table, table_to_records
 from logstore.store import LogStore
 from logstore.view import ThreadView
@@ -227,6 +227,7 @@ class Dropper:
             runs_written=len(written),
             rows_written=sum(run.rows for run in written),
             bytes_written=size + sum(run.size for run in written),
+            hiding=len(hidden),
             rows_dropped=rows,
             waiting=len(manifest.merged) + len(manifest.retired) + len(runs),
         )

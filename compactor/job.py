@@ -126,13 +126,15 @@ class Job:
             if time.monotonic() >= until:
                 break
             report = report.then(self._attempt(settings, partition))
-        if report.outcome == Outcome.LOST or time.monotonic() >= until:
+        if report.outcome == Outcome.LOST or not report.hiding or time.monotonic() >= until:
             return report
         return report.then(self._drop(settings, partition, report))
 
     def _drop(self, settings: Settings, partition: int, report: PartitionReport) -> PartitionReport:
         """Drop what was hidden long enough; what another job committed meanwhile can wait."""
-        nothing = PartitionReport(partition, report.outcome, waiting=report.waiting)
+        nothing = PartitionReport(
+            partition, report.outcome, hiding=report.hiding, waiting=report.waiting
+        )
         plan = until_stable(lambda: plan_without_segments(self._store, settings, partition))
         threads = threads_due(plan, self._hidden_grace_s)
         if not threads:
@@ -218,7 +220,10 @@ class PartitionJob:
         """
         plan = self._plan
         report = PartitionReport(
-            plan.partition, unreadable=dict(plan.unreadable), segments_left=plan.left
+            plan.partition,
+            unreadable=dict(plan.unreadable),
+            segments_left=plan.left,
+            hiding=len(plan.manifest.hidden),
         )
         manifest, report = self._collect(report)
         sweeps = self._sweeps()
@@ -240,6 +245,7 @@ class PartitionJob:
             outcome=Outcome.COMMITTED,
             bytes_written=report.bytes_written + size,
             objects_deleted=report.objects_deleted + len(condemned) + swept.deleted,
+            hiding=len(committed.hidden),
             waiting=len(committed.merged) + len(committed.retired) + swept.waiting,
         )
 

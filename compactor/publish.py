@@ -29,7 +29,7 @@ from logstore.errors import (
 from logstore.keys import snapshot_manifest_key
 from logstore.manifest import RunEntry, SnapshotManifest
 from logstore.reader import ManifestVersion, ThreadRead, arrived_before, late_writes, positions_of
-from logstore.records import Encoding, Kind, Record, ValueRef
+from logstore.records import Encoding, Kind, Record, ValueRef, united
 from logstore.store import LogStore
 from logstore.tail import StartAgain, to_us
 from logstore.view import HeadScope, NeedsHistory, ThreadView
@@ -220,11 +220,7 @@ class Publisher:
     def _full_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
         """The thread as the runs, the job's segments, and the manifest's others tell it."""
         read = self.whole_thread(old.thread_id, [*records, *self._named_by(old)])
-        positions = {
-            writer: max(read.positions.get(writer, -1), old.positions.get(writer, -1))
-            for writer in {*read.positions, *old.positions}
-        }
-        return replace(read, positions=positions)
+        return replace(read, positions=united(read.positions, old.positions))
 
     def whole_thread(self, thread_id: str, fresh: Sequence[Record]) -> ThreadRead:
         """The thread as the runs and some newer records tell it.

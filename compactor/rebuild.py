@@ -33,7 +33,7 @@ from logstore.reader import ManifestVersion, ThreadRead, until_stable
 from logstore.records import SCHEMA, Encoding, Kind, Record, merge
 from logstore.store import LogStore, Settings
 from logstore.tail import StartAgain
-from logstore.view import NeedsHistory, ThreadView
+from logstore.view import ThreadView
 
 logger = logging.getLogger(__name__)
 _TRIES = 5
@@ -157,7 +157,7 @@ class Rebuilder(Publisher):
             keep_unknown: keep the snapshots of channels whose reducer nobody named. Those
                 of jobs that may never have committed are not to be kept.
         """
-        super().__init__(store, plan, table, folder, job)
+        super().__init__(store, plan, table, folder, job, whole=True)
         self._keep_unknown = keep_unknown
 
     def _current(self, thread_id: str) -> ManifestVersion:
@@ -190,9 +190,6 @@ class Rebuilder(Publisher):
             retired={**dict.fromkeys(old.object_keys, now), **old.retired},
         )
         return super()._advance(blank, records, result, uploads)
-
-    def _head_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
-        raise NeedsHistory
 
     def _settle(
         self, read: ThreadRead, old: SnapshotManifest, result: PublishResult, uploads: Uploads

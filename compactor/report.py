@@ -45,6 +45,8 @@ class PartitionReport:
     """Snapshot manifests updated."""
     segments_deleted: int = 0
     runs_deleted: int = 0
+    hiding: int = 0
+    """Threads whose hidden rows wait to be dropped."""
     rows_dropped: int = 0
     """Rows of hidden checkpoints that nothing needs any more."""
     objects_deleted: int = 0
@@ -70,7 +72,7 @@ class PartitionReport:
         return replace(later, **changes)
 
 
-_LATEST = frozenset(("partition", "segments_left", "waiting"))
+_LATEST = frozenset(("partition", "segments_left", "hiding", "waiting"))
 """Numbers that tell of the end, and are not added up."""
 _NOTES = ("unfolded", "changed", "unreadable")
 

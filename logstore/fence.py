@@ -11,7 +11,7 @@ from __future__ import annotations
 from logstore.bases import Place
 from logstore.errors import HeadMovedError
 from logstore.reader import ThreadRead, until_stable
-from logstore.records import Record, Tombstone, tombstone_record
+from logstore.records import Record, Tombstone
 from logstore.store import LogStore
 from logstore.view import NeedsHistory, ThreadView
 
@@ -44,8 +44,7 @@ class Fence:
             return
         if own is not None:
             hidden = Tombstone({own.writer: own.seq}, checkpoints=frozenset({place[1:]}))
-            record = tombstone_record(place[0], hidden, self._store.stamp())
-            self._store.write(place[0], [record], waited=True).result()
+            self._store.hide(place[0], hidden)
         raise _moved(place, parent, sibling, "The checkpoint was taken back")
 
     def _look(self, place: Place, parent: str | None) -> tuple[Record | None, Record | None]:
@@ -80,11 +79,10 @@ def _knows_children(view: ThreadView, ns: str, parent: str | None) -> bool:
 
 
 def _children(view: ThreadView, ns: str, parent: str | None) -> dict[str, Record]:
-    shown = ((id_, view.checkpoint(ns, id_)) for id_ in view.checkpoint_ids(ns))
     return {
-        id_: record
-        for id_, record in shown
-        if record is not None and record.parent_checkpoint_id == parent
+        record.checkpoint_id: record
+        for record in view.shown()
+        if record.checkpoint_ns == ns and record.parent_checkpoint_id == parent
     }
 
 

@@ -20,7 +20,7 @@ from logstore.errors import DeletedCheckpointError, InvalidOptionError, ThreadEx
 from logstore.index import StoreIndex
 from logstore.prune import prune_tombstone
 from logstore.reader import ThreadRead, until_stable
-from logstore.records import WRITTEN, Tombstone, tombstone_record
+from logstore.records import WRITTEN, Tombstone, united
 from logstore.store import LogStore
 from logstore.view import ThreadView
 
@@ -77,7 +77,7 @@ class Maintenance:
         self._store.settle(thread_id)
         read = until_stable(lambda: self._store.read_head(thread_id))
         if read.positions:
-            self._hide(thread_id, Tombstone(_seen(read)))
+            self._store.hide(thread_id, Tombstone(_seen(read)))
         self.deleted.remember(_places(read.view))
         self.deleted.remember(self._store.bases.forget(thread_id))
 
@@ -112,7 +112,7 @@ class Maintenance:
         if tombstone is None:
             return 0
         if not dry_run:
-            self._hide(thread_id, tombstone)
+            self._store.hide(thread_id, tombstone)
         return sum(tombstone.hides(record) for record in read.view.shown())
 
     def delete_idle(self, thread_id: str, before: float, *, dry_run: bool = False) -> int:
@@ -131,7 +131,7 @@ class Maintenance:
         if max(written, default=0) >= before * 1e6:
             return 0
         if not dry_run and written:
-            self._hide(thread_id, Tombstone(_seen(read)))
+            self._store.hide(thread_id, Tombstone(_seen(read)))
         return len(list(read.view.shown()))
 
     def delete_for_runs(self, run_ids: Collection[str]) -> None:
@@ -148,7 +148,7 @@ class Maintenance:
         tombstone = Tombstone(_seen(read), runs=frozenset(found))
         shown = [*read.view.shown(), *read.view.shown_writes()]
         if any(tombstone.hides(record) for record in shown):
-            self._hide(thread_id, tombstone)
+            self._store.hide(thread_id, tombstone)
 
     def copy_thread(self, source: str, target: str) -> None:
         """Copy all checkpoints and writes of a thread to another one.
@@ -175,11 +175,6 @@ class Maintenance:
         self._store.settle(thread_id)
         return self._store.read_history(thread_id)
 
-    def _hide(self, thread_id: str, tombstone: Tombstone) -> None:
-        record = tombstone_record(thread_id, tombstone, self._store.stamp())
-        self._store.write(thread_id, [record], waited=True).result()
-        self._store.forget(thread_id)
-
     @staticmethod
     def _each(function: Callable[[str], object], thread_ids: Sequence[str]) -> None:
         """Several threads at a time; the first error is raised when all are through."""
@@ -197,11 +192,8 @@ def _seen(read: ThreadRead) -> dict[str, int]:
     What an earlier tombstone had seen counts although it may have been dropped since: a late
     copy of it must not come back when that tombstone is superseded.
     """
-    positions = dict(read.positions)
-    for record in read.view.tombstones:
-        for writer, position in Tombstone.from_record(record).positions.items():
-            positions[writer] = max(position, positions.get(writer, -1))
-    return positions
+    tombstones = map(Tombstone.from_record, read.view.tombstones)
+    return united(read.positions, *(tombstone.positions for tombstone in tombstones))
 
 
 def _places(view: ThreadView) -> list[Place]:

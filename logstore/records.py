@@ -223,15 +223,23 @@ def _snapshot_order(record: Record) -> tuple[int, bool, int, str]:
     return (record.seq, at_hand, record.stamp, record.writer)
 
 
+RowName = tuple[int, str, Key]
+
+
+def name_of_row(record: Record) -> RowName:
+    """Stamp, writer and key: what names a record, wherever it is met."""
+    return (record.stamp, record.writer, key_of(record))
+
+
 def distinct(records: Iterable[Record]) -> list[Record]:
     """Each record once, with its first arrival.
 
     A copy of a segment may land long after the segment was merged and deleted; what it holds
     has arrived when it first did. Writer and stamp name a record.
     """
-    found: dict[tuple[int, str, Key], Record] = {}
+    found: dict[RowName, Record] = {}
     for record in records:
-        name = (record.stamp, record.writer, key_of(record))
+        name = name_of_row(record)
         other = found.get(name)
         if other is None or _earlier(record, other):
             found[name] = record
@@ -366,6 +374,15 @@ class Tombstone(NamedTuple):
         )
 
 
+def united(*known: Mapping[str, int]) -> dict[str, int]:
+    """For each writer the greatest of some lane positions."""
+    positions: dict[str, int] = {}
+    for one in known:
+        for writer, position in one.items():
+            positions[writer] = max(position, positions.get(writer, -1))
+    return positions
+
+
 def tombstone_record(thread_id: str, tombstone: Tombstone, stamp: int) -> Record:
     """The record that states a tombstone; it belongs to no checkpoint."""
     return Record(thread_id, "", "", Kind.TOMBSTONE, cover=tombstone.to_json(), stamp=stamp)
@@ -379,11 +396,8 @@ def joined(tombstones: Iterable[Tombstone]) -> list[Tombstone]:
         if tombstone.own is None:
             found.append(tombstone)
             continue
-        positions = dict(tombstone.positions)
-        if tombstone.own in parts:
-            for writer, position in parts[tombstone.own].positions.items():
-                positions[writer] = max(position, positions.get(writer, -1))
-        parts[tombstone.own] = tombstone._replace(positions=positions)
+        seen = parts[tombstone.own].positions if tombstone.own in parts else {}
+        parts[tombstone.own] = tombstone._replace(positions=united(seen, tombstone.positions))
     return [*found, *parts.values()]
 
 

@@ -37,7 +37,7 @@ from logstore.objects import open_object_store
 from logstore.objects.base import ObjectStore
 from logstore.objects.probe import probe_conditional_writes
 from logstore.reader import ThreadRead, ThreadReader
-from logstore.records import FORMAT_VERSION, Record
+from logstore.records import FORMAT_VERSION, Record, Tombstone, tombstone_record
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader
 from logstore.values import Patched, TypedHistory, ValueReader
@@ -268,6 +268,12 @@ class LogStore:
         runtime = self._process()
         runtime.lane(self.partition(thread_id, create=True)).submit(entry)
         return entry.done
+
+    def hide(self, thread_id: str, tombstone: Tombstone) -> None:
+        """Store a tombstone of a thread, durably, and let go of what is known of the thread."""
+        record = tombstone_record(thread_id, tombstone, self.stamp())
+        self.write(thread_id, [record], waited=True).result()
+        self.forget(thread_id)
 
     def must_wait(self) -> bool:
         """Whether more is buffered than may be: the next call should wait."""

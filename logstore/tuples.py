@@ -154,7 +154,9 @@ class TupleBuilder:
         """What channels' values at a checkpoint, or at the head, are rebuilt from."""
         if checkpoint_id is None:
             head = self._view.head(ns)
-            checkpoint_id = head.checkpoint_id if head else ""
+            if head is None:
+                return {channel: {"writes": []} for channel in channels}
+            checkpoint_id = head.checkpoint_id
         place = (self._view.thread_id, ns, checkpoint_id)
         version = self._read.version
         kept = {channel: self._histories.get((*place, channel), version) for channel in channels}
