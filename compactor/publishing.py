@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from compactor.memory import ROW_BYTES
 from compactor.publish import PublishResult
 from compactor.spill import SortedChunks
-from logstore.bases import MAX_LINKS
 from logstore.records import Encoding, Record
 from logstore.segment import records_to_table, table_to_records
 
+_VALUES_AT_ONCE = 16
+"""So many of a thread's largest value are in memory while its values are decoded."""
 Publish = Callable[[str, Sequence[Record]], PublishResult]
 
 
@@ -104,6 +105,6 @@ def by_thread(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _need(rows: pa.Table) -> int:
-    """About what publishing a thread takes: its records, and the chain of its largest value."""
+    """About what publishing a thread takes: its records, and decoding its largest values."""
     largest = int(pc.max(rows["size"]).as_py() or 0)
-    return int(2 * rows.nbytes + rows.num_rows * ROW_BYTES) + MAX_LINKS * largest
+    return int(2 * rows.nbytes + rows.num_rows * ROW_BYTES) + _VALUES_AT_ONCE * largest

@@ -138,7 +138,7 @@ def _patched_writes(
             r.channel or "": Base(r.channel or "", r.version or "", value)
             for r, (_, value) in zip(at, found, strict=True)
         }
-        patched = patch_write(write, data, Known(bases, fresh=frozenset(bases)))
+        patched = patch_write(write, data, Known(bases, fresh=frozenset(bases))).record
         if patched.encoding == Encoding.PATCH:
             yield patched
 

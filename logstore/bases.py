@@ -2,14 +2,18 @@
 
 A value may only be made into a patch against what its readers are sure to have: values of the
 parent checkpoint, and writes at it. A visible checkpoint needs its parent's values anyway; and
-if another process has deleted the parent, the new checkpoint is not shown either.
+if another process has deleted the parent, the new checkpoint is not shown either. What is on its
+way to the store may serve too: the lane that stores the patch refuses it if that is lost.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
@@ -19,6 +23,10 @@ from logstore.records import Encoding, Record, checksum_of
 
 MAX_LINKS = 16
 """The longest chain of patches that a writer makes; the compactor re-bases them."""
+MAX_LARGE_LINKS = 64
+_LARGE_BYTES = 256 << 10
+"""A chain of such values may be longer: to store one whole costs more than to read the links."""
+_MAX_WAIT_S = 5.0
 _MIN_WRITE_BYTES = 1024
 _POOR_RATIO = 0.5
 _CROSS_CHANNELS = 2
@@ -35,6 +43,13 @@ class Base:
     data: bytes
     links: int = 0
     """How many patches its decoding takes."""
+    stored: Future[None] | None = None
+    """Done when it is durable; None if it was read from the store."""
+
+    @property
+    def may_be_extended(self) -> bool:
+        """Whether a patch against it makes no chain that is too long."""
+        return self.links < (MAX_LARGE_LINKS if len(self.data) >= _LARGE_BYTES else MAX_LINKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +59,8 @@ class KnownWrite:
     channel: str
     checksum: int
     data: bytes
+    stored: Future[None] | None = None
+    """Done when it is durable; None if it was read from the store."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +75,19 @@ class Known:
     @property
     def size(self) -> int:
         """Bytes, values that other checkpoints share included."""
-        return sum(len(b.data) for b in self.values.values()) + sum(
-            len(w.data) for w in self.writes
-        )
+        return sum(len(part.data) for part in self._parts)
+
+    @property
+    def _parts(self) -> Iterable[Base | KnownWrite]:
+        return (*self.values.values(), *self.writes)
+
+    def without_lost(self) -> Known:
+        """Only what is durable or may come to be."""
+        if not any(_is_lost(part.stored) for part in self._parts):
+            return self
+        values = {channel: b for channel, b in self.values.items() if not _is_lost(b.stored)}
+        writes = tuple(w for w in self.writes if not _is_lost(w.stored))
+        return replace(self, values=values, writes=writes, fresh=self.fresh & values.keys())
 
 
 class BaseCache:
@@ -69,15 +96,40 @@ class BaseCache:
     def __init__(self, budget: int) -> None:
         """Know nothing yet."""
         self._lock = threading.Lock()
+        self._learning: dict[Place, threading.Event] = {}
         self._known: LRUCache[Place, Known] = LRUCache(budget, getsizeof=_size_of)
 
     def at(self, place: Place) -> Known:
         """What is known of a checkpoint; nothing, perhaps."""
         with self._lock:
-            return self._known.get(place, Known())
+            return self._known.get(place, Known()).without_lost()
+
+    @contextmanager
+    def learning(self, place: Place) -> Iterator[None]:
+        """While a checkpoint is made ready to be stored, and learnt at the end."""
+        done = threading.Event()
+        with self._lock:
+            self._learning[place] = done
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._learning.get(place) is done:
+                    del self._learning[place]
+            done.set()
+
+    def wait_for(self, place: Place) -> None:
+        """Wait for a checkpoint that another thread is making ready; not for ever.
+
+        Writes at a checkpoint are sent beside it, and hold most often what it holds.
+        """
+        with self._lock:
+            done = self._learning.get(place)
+        if done is not None:
+            done.wait(_MAX_WAIT_S)
 
     def learn(self, place: Place, known: Known) -> None:
-        """A checkpoint was read, or is durable now."""
+        """A checkpoint was read, or is on its way to the store."""
         with self._lock:
             old = self._known.pop(place, None)
             if old is not None:
@@ -86,7 +138,7 @@ class BaseCache:
                 self._known[place] = known
 
     def learn_writes(self, place: Place, writes: Sequence[KnownWrite]) -> None:
-        """Writes at a checkpoint are durable now."""
+        """Writes at a checkpoint are on their way to the store."""
         with self._lock:
             known = self._known.pop(place, None)
             if known is None:
@@ -113,49 +165,58 @@ def _size_of(known: Known) -> int:
 
 
 def _joined(old: Sequence[KnownWrite], new: Sequence[KnownWrite]) -> tuple[KnownWrite, ...]:
-    seen = {(w.channel, w.checksum) for w in old}
-    return (*old, *(w for w in new if (w.channel, w.checksum) not in seen))
+    kept = [w for w in old if not _is_lost(w.stored)]
+    seen = {(w.channel, w.checksum) for w in kept}
+    return (*kept, *(w for w in new if (w.channel, w.checksum) not in seen))
 
 
-def patch_blob(record: Record, data: bytes, parent: Known) -> tuple[Record, int]:
-    """A value as a patch against the parent's value and the writes at the parent.
+def _is_lost(stored: Future[None] | None) -> bool:
+    return stored is not None and stored.done() and stored.exception() is not None
 
-    Returns:
-        The record with its value, and how many links its decoding takes.
-    """
+
+class Patched(NamedTuple):
+    """A record with its value, which may be a patch."""
+
+    record: Record
+    links: int = 0
+    """How many patches its decoding takes."""
+    needs: frozenset[Future[None]] = frozenset()
+    """What it was made against and is not durable yet."""
+
+
+def patch_blob(record: Record, data: bytes, parent: Known) -> Patched:
+    """A value as a patch against the parent's value and the writes at the parent."""
     channel = record.channel or ""
     base = parent.values.get(channel)
     writes = [w for w in parent.writes if w.channel == channel]
     names = name_writes([[w.checksum for w in writes]]) if writes else None
     if names is None:
         writes = []
-    if base is not None and base.links >= MAX_LINKS:
+    if base is not None and not base.may_be_extended:
         base, writes = None, []
     patched = None
     if base is not None or writes:
         patched = encode_patch(data, base.data if base else b"", [w.data for w in writes])
     if patched is None:
-        return _raw(record, data), 0
-    links = base.links + 1 if base else 1
-    return (
-        _raw(record, data)._replace(
-            encoding=Encoding.PATCH,
-            value=patched,
-            base_version=base.version if base else None,
-            dictionary=names if writes else None,
-        ),
-        links,
+        return Patched(_raw(record, data))
+    made = _raw(record, data)._replace(
+        encoding=Encoding.PATCH,
+        value=patched,
+        base_version=base.version if base else None,
+        dictionary=names if writes else None,
     )
+    links = base.links + 1 if base else 1
+    return Patched(made, links, _on_their_way([*writes, *([base] if base else [])]))
 
 
-def patch_write(record: Record, data: bytes, here: Known) -> Record:
+def patch_write(record: Record, data: bytes, here: Known) -> Patched:
     """A large write as a patch against a value at its own checkpoint.
 
     Its channel's own value comes first: a plain channel is most often written anew with small
     changes. An input arrives as a value of another channel, and is then written to its own.
     """
     if len(data) < _MIN_WRITE_BYTES:
-        return _raw(record, data)
+        return Patched(_raw(record, data))
     own = here.values.get(record.channel or "")
     others = sorted(
         (here.values[ch] for ch in here.fresh if ch != record.channel and ch in here.values),
@@ -163,7 +224,7 @@ def patch_write(record: Record, data: bytes, here: Known) -> Record:
     )
     best: tuple[Base, bytes] | None = None
     for base in [*([own] if own else []), *others[:_CROSS_CHANNELS]]:
-        if base.links >= MAX_LINKS or len(base.data) < MIN_VALUE_BYTES:
+        if not base.may_be_extended or len(base.data) < MIN_VALUE_BYTES:
             continue
         patched = encode_patch(data, base.data, ())
         if patched is not None and (best is None or len(patched) < len(best[1])):
@@ -171,14 +232,19 @@ def patch_write(record: Record, data: bytes, here: Known) -> Record:
         if best is not None and len(best[1]) < _POOR_RATIO * len(data):
             break
     if best is None:
-        return _raw(record, data)
+        return Patched(_raw(record, data))
     base, patched = best
-    return _raw(record, data)._replace(
+    made = _raw(record, data)._replace(
         encoding=Encoding.PATCH,
         value=patched,
         base_channel=None if base.channel == record.channel else base.channel,
         base_version=base.version,
     )
+    return Patched(made, base.links + 1, _on_their_way([base]))
+
+
+def _on_their_way(parts: Iterable[Base | KnownWrite]) -> frozenset[Future[None]]:
+    return frozenset(p.stored for p in parts if p.stored is not None and not p.stored.done())
 
 
 def _raw(record: Record, data: bytes) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -96,11 +97,15 @@ def config_of(thread_id: str, checkpoint_ns: str, checkpoint_id: str) -> Runnabl
 
 
 class Encoded(NamedTuple):
-    """A call as records, and what is known once they are durable."""
+    """A call as records, and what is known of them from then on."""
 
     target: Target
     records: list[Record]
-    place: Place | None = None
+    stored: Future[None]
+    """To be done when they are durable."""
+    needs: frozenset[Future[None]]
+    """What they were made against and is not durable yet."""
+    place: Place
     known: Known | None = None
     """What is known of the checkpoint that was put."""
     writes: tuple[KnownWrite, ...] = ()
@@ -139,6 +144,8 @@ class CheckpointCoder:
         merged = get_checkpoint_metadata(config, metadata)
         run_id = _text(merged.get("run_id"))
         parent = self._bases.at(target.place) if target.checkpoint_id else Known()
+        stored: Future[None] = Future()
+        needs: set[Future[None]] = set()
         records: list[Record] = []
         fresh: dict[str, Base] = {}
         for channel, version in new_versions.items():
@@ -147,9 +154,10 @@ class CheckpointCoder:
                 records.append(record._replace(encoding=Encoding.EMPTY))
                 continue
             type_, data = self._dump(values[channel])
-            patched, links = patch_blob(record._replace(type=type_), data, parent)
-            records.append(patched)
-            fresh[channel] = Base(channel, patched.version or "", data, links)
+            patched = patch_blob(record._replace(type=type_), data, parent)
+            records.append(patched.record)
+            needs |= patched.needs
+            fresh[channel] = Base(channel, record.version or "", data, patched.links, stored)
         records += [
             self._with_value(self._blob(here, channel, None, run_id), value)
             for channel, value in values.items()
@@ -162,7 +170,7 @@ class CheckpointCoder:
             if base.version == _encoded(checkpoint["channel_versions"].get(channel))
         }
         known = Known({**inherited, **fresh}, fresh=frozenset(fresh))
-        return Encoded(target, records, here.place, known)
+        return Encoded(target, records, stored, frozenset(needs), here.place, known)
 
     def _blob(self, here: Target, channel: str, version: str | None, run_id: str | None) -> Record:
         return self._record(here, Kind.BLOB)._replace(
@@ -216,6 +224,8 @@ class CheckpointCoder:
             )
         run_id = _text(_run_id(config))
         here = self._bases.at(target.place)
+        stored: Future[None] = Future()
+        needs: set[Future[None]] = set()
         records: list[Record] = []
         written: list[KnownWrite] = []
         for idx, (channel, value) in enumerate(writes):
@@ -228,10 +238,13 @@ class CheckpointCoder:
                 run_id=run_id,
                 type=type_,
             )
-            record = patch_write(record, data, here)
-            records.append(record)
-            written.append(KnownWrite(channel, record.checksum or 0, data))
-        return Encoded(target, records, target.place, writes=tuple(written))
+            patched = patch_write(record, data, here)
+            records.append(patched.record)
+            needs |= patched.needs
+            checksum = patched.record.checksum or 0
+            written.append(KnownWrite(channel, checksum, data, stored))
+        known = tuple(written)
+        return Encoded(target, records, stored, frozenset(needs), target.place, writes=known)
 
     def _record(self, here: Target, kind: Kind) -> Record:
         stamp = self._stamp()

@@ -37,12 +37,21 @@ class Entry:
     """What one call wants to have stored, whole or not at all."""
 
     thread_id: str
+    """The thread of all records."""
     records: Sequence[Record]
-    size: int
-    """Bytes, about."""
+    """In the order in which they count; `writer` and `seq` are set when they are stored."""
     waited: bool
-    """Whether the caller waits for the commit; if not, it counts as acknowledged."""
+    """Whether the caller waits for `done`, and nothing is acknowledged before it. If not they
+    count as acknowledged, and this process reads them at once."""
     done: Future[None] = field(default_factory=Future)
+    """Done when they are durable."""
+    needs: frozenset[Future[None]] = frozenset()
+    """The `done` of earlier entries without which these records cannot be read."""
+    size: int = field(init=False)
+    """Bytes, about."""
+
+    def __post_init__(self) -> None:
+        self.size = sum(map(_size_of, self.records))
 
 
 @dataclass(frozen=True)
@@ -85,9 +94,13 @@ class Lane:
 
         Raises:
             ThreadPoisonedError: an acknowledged write of the thread was lost.
+            LogStoreError: what the entry needs could not be stored.
         """
         with self._lock:
             self._refuse_poisoned(entry.thread_id)
+            for needed in entry.needs:
+                if needed.done():
+                    needed.result()
             self._queue.append(entry)
             inline = self._start()
         if inline:
@@ -250,16 +263,32 @@ class Lane:
 
     def _fail(self, batch: list[Entry], error: Exception) -> None:
         """Tell every caller, and poison the threads whose acknowledged records are lost."""
-        lost = {entry.thread_id for entry in batch if not entry.waited}
         with self._lock:
+            failed, lost = self._doomed(batch)
             for thread_id in lost:
                 poison = self._poisoned[thread_id] = self._poison(thread_id, error)
                 self._untold.append(poison)
-            behind = [e for e in self._queue if e.thread_id in lost]
-            self._queue = [e for e in self._queue if e.thread_id not in lost]
+            gone = {id(entry) for entry in failed}
+            self._queue = [entry for entry in self._queue if id(entry) not in gone]
             self._in_flight = []
-        for entry in (*batch, *behind):
-            entry.done.set_exception(self._poisoned.get(entry.thread_id, error))
+            # Under the lock: whoever submits next must see which futures have failed.
+            for entry in failed:
+                entry.done.set_exception(self._poisoned.get(entry.thread_id, error))
+
+    def _doomed(self, batch: list[Entry]) -> tuple[list[Entry], set[str]]:
+        """The entries that fail with a batch, and the threads that lose acknowledged records.
+
+        Those are the ones that cannot be read without it, and all of a thread that is poisoned.
+        """
+        failed, behind = list(batch), list(self._queue)
+        while True:
+            lost = {entry.thread_id for entry in failed if not entry.waited}
+            futures = {entry.done for entry in failed}
+            more = [e for e in behind if e.thread_id in lost or not futures.isdisjoint(e.needs)]
+            if not more:
+                return failed, lost
+            failed += more
+            behind = [e for e in behind if e not in more]
 
     def _poison(self, thread_id: str, error: Exception) -> ThreadPoisonedError:
         durable = self._durable.get(thread_id)
@@ -271,6 +300,11 @@ class Lane:
         )
         poison.__cause__ = error
         return poison
+
+
+def _size_of(record: Record) -> int:
+    value = record.value if isinstance(record.value, bytes) else b""
+    return 200 + len(value) + len(record.metadata_value or b"") + len(record.versions or "")
 
 
 def store_once(objects: ObjectStore, key: str, body: bytes) -> float:

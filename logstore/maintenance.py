@@ -167,7 +167,7 @@ class Maintenance:
                 "Delete it first, or name another target"
             )
         for records in ThreadCopy(self._store, read, target).parts():
-            self._store.write(target, records, waited=True).result()
+            self._store.write(target, records)
 
     # -- parts -------------------------------------------------------------------
 

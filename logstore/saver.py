@@ -28,6 +28,7 @@ from logstore.durability import Durability, SpecialWrites
 from logstore.encode import CheckpointCoder, Encoded, Target
 from logstore.errors import InvalidOptionError
 from logstore.fence import Fence
+from logstore.lanes import Entry
 from logstore.maintenance import Maintenance
 from logstore.reads import CheckpointReads
 from logstore.store import CACHE_DIR_BYTES, CHECKPOINT_HOLD_S, LogStore, StoreOptions
@@ -241,16 +242,18 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
             CommitUnknownError: the store did not say whether it was stored.
             ThreadPoisonedError: an acknowledged write of the thread was lost.
         """
-        encoded = self._encode_put(config, checkpoint, metadata, new_versions)
+        target = Target.of(config)
         fence = self._fence if metadata.get("source") != "fork" else None
-        place, parent = encoded.target.child_place(checkpoint["id"]), encoded.target.checkpoint_id
-        if fence is not None:
-            fence.before(place, parent)
-        waited = fence is not None or self._waits_for_put()
-        self._settle(self._write(encoded, waited=waited))
+        place, parent = target.child_place(checkpoint["id"]), target.checkpoint_id
+        with self.store.bases.learning(place):
+            encoded = self._encode_put(config, checkpoint, metadata, new_versions)
+            if fence is not None:
+                fence.before(place, parent)
+            waited = fence is not None or self._waits_for_put()
+            stored = self._write(encoded, waited=waited)
+        self._settle(stored)
         if fence is not None:
             fence.after(place, parent)
-        self._learn(encoded)
         return encoded.target.child(checkpoint["id"])
 
     async def aput(
@@ -266,7 +269,6 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
         encoded = self._encode_put(config, checkpoint, metadata, new_versions)
         await self._make_ready()
         await self._asettle(self._write(encoded, waited=self._waits_for_put()))
-        self._learn(encoded)
         return encoded.target.child(checkpoint["id"])
 
     def put_writes(
@@ -285,10 +287,10 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
             ThreadPoisonedError: an acknowledged write of the thread was lost.
         """
         if writes:
+            self.store.bases.wait_for(Target.of(config).place)
             encoded = self._encode_writes(config, writes, task_id, task_path)
             waited = self._waits_for_writes(encoded.target, writes)
             self._settle(self._write(encoded, waited=waited))
-            self._learn(encoded)
 
     async def aput_writes(
         self,
@@ -303,7 +305,6 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
             waited = self._waits_for_writes(encoded.target, writes)
             await self._make_ready()
             await self._asettle(self._write(encoded, waited=waited))
-            self._learn(encoded)
 
     def _encode_put(
         self,
@@ -342,21 +343,24 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
         return self.durability is Durability.STRICT
 
     def _write(self, encoded: Encoded, *, waited: bool) -> Future[None] | None:
-        """Hand records to the store; the future is None if nobody needs to wait."""
-        done = self.store.write(encoded.target.thread_id, encoded.records, waited=waited)
-        return done if waited or self.store.must_wait() else None
+        """Hand records to the store, and let later values be patched against them.
 
-    def _learn(self, encoded: Encoded) -> None:
-        """Let later values be patched against what a call has stored.
-
-        It is durable, or acknowledged: then if it cannot be stored, nothing of its thread is
-        stored after it.
+        Returns:
+            Done when they are durable; None if nobody needs to wait.
         """
-        if encoded.place is None:
-            return
+        self.store.submit(
+            Entry(
+                encoded.target.thread_id,
+                encoded.records,
+                waited,
+                done=encoded.stored,
+                needs=encoded.needs,
+            )
+        )
         if encoded.known is not None:
             self.store.bases.learn(encoded.place, encoded.known)
         self.store.bases.learn_writes(encoded.place, encoded.writes)
+        return encoded.stored if waited or self.store.must_wait() else None
 
     @staticmethod
     def _settle(done: Future[None] | None) -> None:

@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -246,33 +246,35 @@ class LogStore:
         """The next stamp."""
         return self._process().clock.stamp()
 
-    def write(self, thread_id: str, records: Sequence[Record], *, waited: bool) -> Future[None]:
-        """Hand records to the thread's lane, all in one segment.
-
-        Args:
-            thread_id: the thread of all of them.
-            records: in the order in which they count; `writer` and `seq` are set here.
-            waited: the caller waits for the future, and nothing is acknowledged before it.
-                If False they count as acknowledged, and this process reads them at once.
-
-        Returns:
-            A future that is done when the records are durable.
+    def submit(self, entry: Entry) -> None:
+        """Hand records to their thread's lane; `entry.done` tells when they are durable.
 
         Raises:
             ThreadPoisonedError: an acknowledged write of the thread was lost.
             ClosedError: the store was closed.
+            LogStoreError: what the entry needs could not be stored.
         """
         if self._closed:
             raise ClosedError(f"the store {self.uri} was closed; open a new one to write")
-        entry = Entry(thread_id, records, sum(map(_size_of, records)), waited)
         runtime = self._process()
-        runtime.lane(self.partition(thread_id, create=True)).submit(entry)
-        return entry.done
+        runtime.lane(self.partition(entry.thread_id, create=True)).submit(entry)
+
+    def write(self, thread_id: str, records: Sequence[Record]) -> None:
+        """Store records of a thread durably, all in one segment.
+
+        Raises:
+            CommitUnknownError: the store did not say whether it was stored.
+            ThreadPoisonedError: an acknowledged write of the thread was lost.
+            ClosedError: the store was closed.
+        """
+        entry = Entry(thread_id, records, waited=True)
+        self.submit(entry)
+        entry.done.result()
 
     def hide(self, thread_id: str, tombstone: Tombstone) -> None:
         """Store a tombstone of a thread, durably, and let go of what is known of the thread."""
         record = tombstone_record(thread_id, tombstone, self.stamp())
-        self.write(thread_id, [record], waited=True).result()
+        self.write(thread_id, [record])
         self.forget(thread_id)
 
     def must_wait(self) -> bool:
@@ -435,7 +437,9 @@ class _Runtime:
             directory = DirectoryCache(options.cache_dir, options.cache_dir_bytes, objects.uri)
         self.log = LogReader(objects, self.io, ByteCache(budget), directory)
         self.runs = RunReader(objects, ByteCache(budget), directory)
-        self.values = ValueReader(objects, self.io, self.runs, ByteCache(budget), directory)
+        self.values = ValueReader(
+            objects, self.io, self.runs, ByteCache(budget), directory, held_bytes=budget
+        )
         self._manifests: ByteCache[Any] = ByteCache(budget)
         self.patched: Patched = ByteCache(budget)
         self.reads: VersionedCache[ThreadRead] = VersionedCache(options.history_entries, budget)
@@ -542,8 +546,3 @@ def _flush_at_end(runtime: _Runtime) -> None:
         runtime.flush()
     except LogStoreError as error:
         logger.error("acknowledged writes were lost at the end: %s", error)
-
-
-def _size_of(record: Record) -> int:
-    value = record.value if isinstance(record.value, bytes) else b""
-    return 200 + len(value) + len(record.metadata_value or b"") + len(record.versions or "")

@@ -77,8 +77,14 @@ class ValueReader:
         runs: RunReader,
         cache: ByteCache[bytes],
         directory: DirectoryCache | None = None,
+        *,
+        held_bytes: int,
     ) -> None:
-        """Read through `objects`, `runs` and `directory`, with parallel requests on `executor`."""
+        """Read through `objects`, `runs` and `directory`, with parallel requests on `executor`.
+
+        A decoder lets go of decoded values beyond `held_bytes`, but of none that it still needs.
+        """
+        self._held_bytes = held_bytes
         self._objects = ImmutableObjects(objects, directory)
         self._executor = executor
         self._runs = runs
@@ -98,7 +104,7 @@ class ValueReader:
             runs: the runs that `ValueRef`s name, by key.
             patched: what need not be decoded again; None to prove each value from its record.
         """
-        return ValueDecoder(self, view, runs, self._runs, patched)
+        return ValueDecoder(self, view, runs, self._runs, patched, self._held_bytes)
 
     def object(self, key: str) -> bytes:
         """The value in a snapshot object.
@@ -128,14 +134,18 @@ class ValueDecoder:
         runs: Mapping[str, RunEntry],
         run_reader: RunReader,
         patched: Patched | None,
+        held_bytes: int,
     ) -> None:
         """Decode records of `view`."""
+        self._held_bytes = held_bytes
         self._values = values
         self._dictionaries = Dictionaries(view)
         self._runs = runs
         self._run_reader = run_reader
         self._patched = patched
         self._decoded: dict[int, tuple[Record, Typed, int]] = {}
+        self._primed: set[int] = set()
+        self._held = 0
         self._failed: dict[int, tuple[Record, Exception]] = {}
 
     def load(self, records: Sequence[Record]) -> list[Typed]:
@@ -150,30 +160,39 @@ class ValueDecoder:
         return [self._value(record) for record in records]
 
     def prime(self, record: Record, typed: Typed) -> None:
-        """Take a record's value as known."""
+        """Take a record's value as known, until all is forgotten."""
         self._decoded[id(record)] = (record, typed, 0)
+        self._primed.add(id(record))
 
     def forget(self) -> None:
         """Let go of all decoded values."""
         self._decoded.clear()
+        self._primed.clear()
         self._failed.clear()
+        self._held = 0
 
     def links(self, record: Record) -> int:
-        """How many patches the decoding of a record's value took, which was loaded."""
+        """How many patches the decoding of a record's value took, which was loaded last."""
         return self._decoded[id(record)][2]
 
     def _value(self, record: Record) -> Typed:
         # A chain of patches is walked without recursion.
         stack = [record]
-        opened: set[int] = set()
+        opened: dict[int, set[int]] = {}
+        """What is being decoded, each with what it waits for."""
         while stack:
             top = stack[-1]
             if id(top) in self._decoded or id(top) in self._failed or self._recall(top):
                 stack.pop()
+                opened.pop(id(top), None)
+                if self._held > self._held_bytes:
+                    self._let_go({id(record), id(top)}.union(*opened.values()))
                 continue
-            opened.add(id(top))
+            opened.setdefault(id(top), set())
             try:
-                stack.extend(self._decode(top, opened))
+                waiting = self._decode(top, opened)
+                opened[id(top)].update(map(id, waiting))
+                stack.extend(waiting)
             except (CorruptObjectError, MissingDataError) as error:
                 # What was made against it may have been made against another of its key.
                 self._failed[id(top)] = (top, error)
@@ -188,12 +207,19 @@ class ValueDecoder:
         known = self._patched.get(_content_of(record))
         if known is not None:
             self._decoded[id(record)] = (record, *known)
+            self._held += len(known[0][1])
         return known is not None
 
     def _keep(self, record: Record, typed: Typed, links: int) -> None:
         self._decoded[id(record)] = (record, typed, links)
+        self._held += len(typed[1])
         if self._patched is not None and record.encoding == Encoding.PATCH:
             self._patched.put(_content_of(record), (typed, links), 400 + len(typed[1]))
+
+    def _let_go(self, needed: Collection[int]) -> None:
+        kept = self._primed.union(needed)
+        self._decoded = {key: held for key, held in self._decoded.items() if key in kept}
+        self._held = sum(len(typed[1]) for _, typed, _ in self._decoded.values())
 
     def _decode(self, record: Record, opened: Collection[int]) -> list[Record]:
         """Decode a record's value, or tell what has to be decoded before it."""

@@ -114,7 +114,7 @@ def test_a_value_that_fails_its_checksum_does_not_hide_the_others(uri: str, writ
                 [("a", b"\x01", b"\x02"), ("b", b"\x02", b"\x02")]
             )
         ]
-        saver.store.write("t", writes, waited=True).result()
+        saver.store.write("t", writes)
     result = run("show", uri, "t", "--json")
     assert result.exit_code == 1
     assert "fails its checksum" in error_line(result)

@@ -238,7 +238,7 @@ def test_a_snapshot_beside_a_value_is_a_problem(place: Place) -> None:
     wrong = stored._replace(
         kind=Kind.SNAPSHOT, checkpoint_id=head.checkpoint_id, stamp=saver.store.stamp()
     )
-    saver.store.write("t", [wrong], waited=True).result()
+    saver.store.write("t", [wrong])
     (problem,) = examined(place).problems
     assert "where the graph stored a value" in problem.text
 
