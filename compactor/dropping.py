@@ -23,6 +23,7 @@ from compactor.fold import Folder
 from compactor.memory import MemoryBudget
 from compactor.merge import merge_tables
 from compactor.output import RunWriter
+from compactor.placing import ValuePlacer
 from compactor.plan import Plan, holds_any
 from compactor.publish import Publisher
 from compactor.report import Outcome, PartitionReport
@@ -170,16 +171,20 @@ class Dropper:
         self, folder: Path, run: RunEntry, rewrite: _Rewrite, threads: Sequence[str]
     ) -> list[RunEntry]:
         writer = self._writer(folder, run.level, (run.sequence, run.part))
+        placer = self._placer()
         for rows in self._store.runs.batches(run, self._memory.window):
-            writer.add(_without_dropped(rows, rewrite, threads))
+            writer.add(placer.placed(_without_dropped(rows, rewrite, threads)))
         return writer.close()
 
     def _of_added(self, folder: Path, added: Sequence[Record]) -> list[RunEntry]:
         if not added:
             return []
         writer = self._writer(folder, 0, None)
-        writer.add(merge_tables([records_to_table(added)]))
+        writer.add(self._placer().placed(merge_tables([records_to_table(added)])))
         return writer.close()
+
+    def _placer(self) -> ValuePlacer:
+        return ValuePlacer(self._store, self._plan.partition, self._plan.settings.long_grace_s / 4)
 
     def _writer(self, folder: Path, level: int, place: tuple[str, int] | None) -> RunWriter:
         return RunWriter(

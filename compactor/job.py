@@ -29,7 +29,7 @@ from compactor.publish import LostJob, Publisher, PublishResult
 from compactor.publishing import Published, by_thread, publish_threads
 from compactor.report import Outcome, PartitionReport, Report
 from compactor.spill import SortedChunks
-from compactor.sweep import SWEEP_INTERVAL_S, Swept, sweep
+from compactor.sweep import SWEEP_INTERVAL_S, Sweep, Swept
 from logstore.errors import (
     InvalidOptionError,
     ObjectNotFoundError,
@@ -239,7 +239,9 @@ class PartitionJob:
         size = commit(self._store, committed, plan.etag)
         if condemned:
             self._store.objects.delete(condemned)
-        swept = sweep(self._store.objects, plan, self._job, self._grace_s) if sweeps else Swept()
+        swept = Swept()
+        if sweeps:
+            swept = Sweep(self._store, plan, committed, self._job, self._grace_s).run()
         return replace(
             report,
             outcome=Outcome.COMMITTED,
@@ -345,12 +347,13 @@ def _count(
         rows_written=sum(run.rows for run in output.runs),
         bytes_read=output.bytes_read,
         run_bytes_written=sum(run.size for run in output.runs),
-        bytes_written=sum(run.size for run in output.runs) + published.bytes_written,
+        bytes_written=sum(run.size for run in output.runs)
+        + output.object_bytes
+        + published.bytes_written,
         snapshots=published.snapshots,
         voided=published.voided,
         retired=published.retired,
         manifests=published.manifests,
-        objects_deleted=report.objects_deleted + published.objects_deleted,
         unfolded=published.unfolded,
         changed=published.changed,
     )

@@ -1,9 +1,12 @@
-"""Values too large for a manifest: objects, and patches against objects that there are.
+"""Values too large for rows: objects of their own, which runs and manifests share.
 
-A head moves with every job, and its value with it; most often it is the last one and a little
-more. Stored anew as an object by each job, a 5 MB image in a conversation would be written as
-often as the conversation goes on. So a large value is an object only if no object of the
-manifest is near enough; otherwise the manifest holds the patch.
+A value is stored once, as an object; every row and every snapshot manifest that has the same
+value names that object, and what is most of it is a patch against it. So neither a head that
+moves with every job nor the merging of runs writes a 5 MB image again.
+
+Values of records are under `values/` and are all that there is of them. Values that jobs made
+are under `snapshots/`, are named by the snapshot manifest alone, and can be made anew; so no
+record may need one of them.
 """
 
 from __future__ import annotations
@@ -11,47 +14,56 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 
+from cachetools import LRUCache
+
 from compactor.uploads import Uploads
 from logstore.codec import encode_patch
 from logstore.errors import CorruptObjectError
-from logstore.keys import snapshot_object_key
-from logstore.records import Encoding, Record
+from logstore.keys import is_value_key, snapshot_object_key, value_object_key
+from logstore.records import Encoding, Kind, Record
 from logstore.tail import StartAgain
 
-INLINE_BYTES = 128 << 10
-"""A larger value, or patch, does not go into a manifest."""
-_TRIED = 4
+LARGE_BYTES = 128 << 10
+"""A larger value, or patch, is not put into a row of a run or of a snapshot manifest."""
+_TRIED = 3
 """Against so many objects a patch is tried at most."""
+Channel = tuple[str, str | None]
+"""Namespace and channel."""
+Content = tuple[str | None, int | None, int | None]
+"""Type, size and checksum."""
 
 
 class LargeValues:
-    """Finds a place for the large values of one version of a manifest."""
+    """Finds a place for the large values of one thread."""
 
-    def __init__(
-        self,
-        partition: int,
-        uploads: Uploads,
-        known: Iterable[Record],
-        load: Callable[[str], bytes],
-    ) -> None:
-        """Nothing is stored yet.
+    def __init__(self, partition: int, uploads: Uploads, load: Callable[[str], bytes]) -> None:
+        """Nothing is known yet.
 
         Args:
             partition: the thread's partition.
-            uploads: stores objects.
-            known: the records of the manifest so far.
+            uploads: stores the thread's objects.
             load: gives the value in an object.
         """
         self._partition = partition
         self._uploads = uploads
         self._load = load
-        self._places: dict[str, tuple[str, str | None]] = {
-            r.base_version: (r.checkpoint_ns, r.channel)
-            for r in known
-            if r.encoding == Encoding.OBJECT and r.base_version is not None
-        }
-        self._values: dict[str, bytes] = {}
-        """Of the objects that were stored now."""
+        self._channels: dict[str, Channel] = {}
+        """Of the value in each object, the last one known last."""
+        self._contents: dict[Content, str] = {}
+        self._fresh: LRUCache[str, bytes] = LRUCache(_TRIED)
+        """What was stored last."""
+
+    def learn(self, records: Iterable[Record]) -> None:
+        """Take notice of records that name objects, with their values."""
+        for record in records:
+            if record.encoding == Encoding.OBJECT and record.base_version is not None:
+                self._add(record, record.base_version, is_whole=record.value is None)
+
+    def _add(self, record: Record, key: str, *, is_whole: bool) -> None:
+        self._channels.pop(key, None)
+        self._channels[key] = (record.checkpoint_ns, record.channel)
+        if is_whole:
+            self._contents[_content_of(record)] = key
 
     def keep(self, record: Record, value: bytes) -> tuple[Record, int]:
         """The record with its value as an object or as a patch against one.
@@ -59,28 +71,38 @@ class LargeValues:
         Returns:
             The record, and the bytes that were stored as an object.
         """
-        record = record._replace(value=None, encoding=Encoding.OBJECT, size=len(value))
+        record = record._replace(
+            value=None,
+            encoding=Encoding.OBJECT,
+            size=len(value),
+            base_channel=None,
+            dictionary=None,
+        )
+        same = self._contents.get(_content_of(record))
+        if same is not None and _may_need(record, same):
+            return record._replace(base_version=same), 0
         for key, base in self._candidates(record):
             patch = encode_patch(value, base, ())
-            if patch is not None and len(patch) <= INLINE_BYTES:
+            if patch is not None and len(patch) <= LARGE_BYTES:
                 return record._replace(value=patch, base_version=key), 0
         key, size = self._uploads.put(self._key_for(record), record.checksum or 0, value)
-        self._places[key] = (record.checkpoint_ns, record.channel)
-        self._values[key] = value
+        self._fresh[key] = value
+        self._add(record, key, is_whole=True)
         return record._replace(base_version=key), size
 
     def _candidates(self, record: Record) -> Iterator[tuple[str, bytes]]:
-        """Objects that may hold much of a value, those of its own channel first."""
+        """Objects that may hold much of a value: of its channel first, the latest first."""
         own = (record.checkpoint_ns, record.channel)
-        keys = sorted(self._places, key=lambda key: self._places[key] != own)
-        for key in keys[:_TRIED]:
+        latest = [key for key in reversed(self._channels) if _may_need(record, key)]
+        for key in sorted(latest, key=lambda key: self._channels[key] != own)[:_TRIED]:
             try:
-                yield key, self._values.get(key) or self._load(key)
+                yield key, self._fresh.get(key) or self._load(key)
             except (StartAgain, CorruptObjectError):
                 continue  # whoever needs it will say so
 
     def _key_for(self, record: Record) -> str:
-        return snapshot_object_key(
+        key = value_object_key if is_of_record(record) else snapshot_object_key
+        return key(
             self._partition,
             record.thread_id,
             record.checkpoint_ns,
@@ -88,3 +110,16 @@ class LargeValues:
             record.checkpoint_id,
             secrets.token_hex(8),
         )
+
+
+def is_of_record(record: Record) -> bool:
+    """Whether a value came with a record, and is not derived from others."""
+    return record.kind in (Kind.BLOB, Kind.WRITE)
+
+
+def _may_need(record: Record, key: str) -> bool:
+    return is_value_key(key) or not is_of_record(record)
+
+
+def _content_of(record: Record) -> Content:
+    return record.type, record.size, record.checksum

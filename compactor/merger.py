@@ -13,6 +13,7 @@ from compactor.deleted import whole_tombstones
 from compactor.memory import MemoryBudget
 from compactor.merge import merge_streams
 from compactor.output import RunWriter
+from compactor.placing import ValuePlacer
 from compactor.plan import Plan, Tier, choose_tier, deleted_threads
 from compactor.publish import Publisher
 from compactor.rebase import REBASE_COLUMNS, rebase_thread, threads_to_rebase
@@ -33,6 +34,8 @@ class MergeOutput:
     rewritten: Mapping[str, tuple[RunEntry, ...]] = field(default_factory=dict)
     """For each run that was written anew alone: what takes its place, if anything is left."""
     bytes_read: int = 0
+    object_bytes: int = 0
+    """Of the values that were stored beside the runs."""
 
     @property
     def runs(self) -> list[RunEntry]:
@@ -92,8 +95,11 @@ class Merger:
             *(self._rows(runs, share) for runs in tier.sequences),
         ]
         writer = self._writer(tier.level, max_bytes=self._budget.run)
+        placer = ValuePlacer(
+            self._store, self._plan.partition, self._plan.settings.long_grace_s / 4
+        )
         for window in merge_streams(streams):
-            writer.add(window)
+            writer.add(placer.placed(window))
         tombstones = whole_tombstones(fresh)
         read = sum(run.size for run in (*tier.inputs, *tier.rewritten))
         return MergeOutput(
@@ -101,6 +107,7 @@ class Merger:
             tuple(writer.close()),
             {run.key: tuple(self._rewritten(run, tombstones)) for run in tier.rewritten},
             fresh.nbytes + read,
+            placer.bytes_written,
         )
 
     def _rows(self, runs: Sequence[RunEntry], max_bytes: int) -> Iterator[pa.Table]:

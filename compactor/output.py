@@ -13,7 +13,7 @@ from logstore.keys import run_key
 from logstore.lanes import store_once
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
-from logstore.records import SCHEMA
+from logstore.records import SCHEMA, Encoding
 from logstore.seal import sealed
 from logstore.segment import parquet_metadata
 
@@ -154,6 +154,7 @@ class RunWriter:
                 generation=self._generation,
                 sequence=self._sequence,
                 part=self._part,
+                objects=file.objects,
             )
         )
         self._part += 1
@@ -179,6 +180,7 @@ class _RunFile:
             ),
         )
         self.rows = 0
+        self.objects = 0
         self.first_thread = ""
         self.last_thread = ""
 
@@ -194,6 +196,7 @@ class _RunFile:
         self.first_thread = self.first_thread if self.rows else threads[0].as_py()
         self.last_thread = threads[-1].as_py()
         self.rows += group.num_rows
+        self.objects += int(pc.sum(pc.equal(group["encoding"], Encoding.OBJECT.value)).as_py())
         self._writer.write_table(group, row_group_size=group.num_rows)
 
     def close(self, meta: dict[str, str | int]) -> bytes:

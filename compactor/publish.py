@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from compactor.channels import ChannelTable
 from compactor.digest import Digest, digest
 from compactor.fold import Folder
-from compactor.large_values import INLINE_BYTES, LargeValues
+from compactor.large_values import LARGE_BYTES, LargeValues, is_of_record
 from compactor.plan import Plan, manifest_etag
 from compactor.snapshots import SnapshotMaker, SnapshotWork
 from compactor.uploads import Uploads
@@ -56,7 +56,6 @@ class PublishResult:
     complete: bool = False
     """Whether that is known of all its rows, or only of those that its head needs."""
     bytes_written: int = 0
-    objects_deleted: int = 0
 
 
 class Publisher:
@@ -147,7 +146,6 @@ class Publisher:
         result.complete = read.view.complete
         result.tombstones = tuple(t._replace(value=None) for t in read.view.tombstones)
         now = self._plan.listing.date
-        retired = self._collect(old, entries, now, result)
         return SnapshotManifest(
             thread_id=old.thread_id,
             generation=old.generation + 1,
@@ -157,7 +155,7 @@ class Publisher:
             heads=kept.heads,
             evicted=kept.evicted,
             records=tuple(entries),
-            retired=retired,
+            retired=self._retired(old, entries, now),
         )
 
     def _settle(
@@ -169,9 +167,8 @@ class Publisher:
             NeedsHistory: the read was one of the head and does not reach far enough.
         """
         result.work, kept = self._decide(read, old)
-        large = LargeValues(
-            self._plan.partition, uploads, old.records, self._store.reader.snapshot_object
-        )
+        large = LargeValues(self._plan.partition, uploads, self._store.reader.snapshot_object)
+        large.learn((*read.view.records, *old.records))
         entries, written = self._settle_values(kept.records, read, large)
         result.bytes_written += written
         return entries, kept
@@ -282,52 +279,65 @@ class Publisher:
         may be hidden.
         """
         whole = [r for r in records if _has_value(r) and _is_shown(r, read)]
-        loaded = dict(zip(map(id, whole), self._loader(read)(whole), strict=True))
-        settled: list[Record] = []
-        written = 0
-        for record in records:
-            if id(record) not in loaded:
-                settled.append(self._at_hand(record, read))
-                continue
-            value = loaded[id(record)][1]
-            if record.encoding == Encoding.PATCH:
-                record = record._replace(
-                    encoding=Encoding.RAW, base_channel=None, base_version=None, dictionary=None
-                )
-            record = record._replace(value=value)
-            if len(value) > INLINE_BYTES:
-                record, size = large.keep(record, value)
-                written += size
-            settled.append(record)
+        typed = self._loader(read)(whole)
+        values = {id(r): data for r, (_, data) in zip(whole, typed, strict=True)}
+        placed, written = _placed(whole, values, read, large)
+        settled = [
+            placed.get(id(record)) or self._at_hand(record, values.get(id(record)), read)
+            for record in records
+        ]
         return settled, written
 
-    def _at_hand(self, record: Record, read: ThreadRead) -> Record:
-        """A record without a `ValueRef`."""
+    def _at_hand(self, record: Record, value: bytes | None, read: ThreadRead) -> Record:
+        """A record with its value, if that was loaded, and without a `ValueRef`."""
+        if value is not None:
+            return record._replace(
+                value=value,
+                encoding=Encoding.RAW,
+                base_channel=None,
+                base_version=None,
+                dictionary=None,
+            )
         if not isinstance(record.value, ValueRef):
             return record
-        if record.kind != Kind.WRITE:
+        if record.kind != Kind.WRITE and record.encoding != Encoding.OBJECT:
             return record._replace(value=None)
         return record._replace(
             value=self._store.runs.values(read.runs, [record.value])[record.value]
         )
 
-    def _collect(
-        self,
-        old: SnapshotManifest,
-        entries: Sequence[Record],
-        now: float,
-        result: PublishResult,
+    def _retired(
+        self, old: SnapshotManifest, entries: Sequence[Record], now: float
     ) -> dict[str, float]:
-        """Delete objects that were retired long ago, and retire those that no longer count."""
+        """The objects that the manifest named until lately. Runs may name them still."""
         limit = now - self._plan.settings.long_grace_s
-        expired = [key for key, since in old.retired.items() if since <= limit]
-        if expired:
-            self._store.objects.delete(expired)
-            result.objects_deleted += len(expired)
-        retired = {key: since for key, since in old.retired.items() if since > limit}
         used = {r.base_version for r in entries if r.encoding == Encoding.OBJECT}
-        retired.update({key: now for key in old.object_keys if key not in used})
-        return retired
+        retired = {key: since for key, since in old.retired.items() if since > limit}
+        retired.update(dict.fromkeys(old.object_keys, now))
+        return {key: since for key, since in retired.items() if key not in used}
+
+
+def _placed(
+    records: Sequence[Record], values: Mapping[int, bytes], read: ThreadRead, large: LargeValues
+) -> tuple[dict[int, Record], int]:
+    """Find a place for large values, those of records first: what jobs made may need them.
+
+    Returns:
+        The records by their identity, and the bytes that were stored.
+    """
+    placed: dict[int, Record] = {}
+    written = 0
+    found = [r for r in records if len(values[id(r)]) > LARGE_BYTES]
+    if not all(map(is_of_record, found)):
+        # A snapshot holds most often what came in with this job's records.
+        fresh = (r for r in read.view.records if is_of_record(r) and r.encoding == Encoding.RAW)
+        for record in fresh:
+            if isinstance(record.value, bytes) and len(record.value) > LARGE_BYTES:
+                written += large.keep(record, record.value)[1]
+    for record in sorted(found, key=is_of_record, reverse=True):
+        placed[id(record)], size = large.keep(record, values[id(record)])
+        written += size
+    return placed, written
 
 
 def _is_below_head(record: Record, scope: HeadScope) -> bool:

@@ -29,7 +29,6 @@ class Published:
     voided: int = 0
     retired: int = 0
     bytes_written: int = 0
-    objects_deleted: int = 0
     hiding: set[str] = field(default_factory=set)
     """The threads with hidden rows."""
     shown_whole: set[str] = field(default_factory=set)
@@ -44,7 +43,6 @@ class Published:
         self.voided += result.work.voided
         self.retired += result.work.retired
         self.bytes_written += result.bytes_written
-        self.objects_deleted += result.objects_deleted
         if result.hides:
             self.hiding.add(result.thread_id)
         elif result.complete:

@@ -160,7 +160,7 @@ def _chains(rows: Iterable[Record], view: ThreadView) -> dict[Chain, list[Record
 
 
 def _is_value(row: Record) -> bool:
-    if row.encoding not in (Encoding.RAW, Encoding.PATCH):
+    if row.encoding not in (Encoding.RAW, Encoding.PATCH, Encoding.OBJECT):
         return False
     return row.kind == Kind.SNAPSHOT or (row.kind == Kind.BLOB and row.version is not None)
 

@@ -1,16 +1,20 @@
-"""Sweeping: deleting the snapshot objects that no manifest names any more.
+"""Sweeping: deleting the objects with large values that nothing names any more.
 
-Publishing a thread retires the objects that it replaces and deletes them at the thread's next
-job; a thread that is not written to again has none, and a job that was killed leaves objects
-behind. Both are found here by listing the objects.
+A snapshot manifest names objects, and so do rows of runs; publishing retires what a manifest
+names no longer, a merge drops rows, and a job that was killed leaves objects behind. All of
+it is found here by listing the objects.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+
+import pyarrow.compute as pc
 
 from compactor.plan import Plan
 from logstore.errors import (
@@ -19,12 +23,14 @@ from logstore.errors import (
     ObjectNotFoundError,
     OutcomeUnknownError,
 )
-from logstore.keys import snapshots_prefix
-from logstore.manifest import SnapshotManifest
-from logstore.objects.base import ObjectInfo, ObjectStore
+from logstore.keys import manifest_beside, run_prefix, snapshots_prefix, values_prefix
+from logstore.manifest import PartitionManifest, SnapshotManifest
+from logstore.objects.base import ObjectInfo
+from logstore.records import Encoding
+from logstore.store import LogStore
 
-SWEEP_INTERVAL_S = 3600.0
-"""A partition's snapshot objects are listed this often."""
+SWEEP_INTERVAL_S = 6 * 3600.0
+"""A partition's objects with values are listed this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,69 +58,114 @@ def unnamed_snapshots(
 
 
 def by_manifest(pages: Iterable[Sequence[ObjectInfo]]) -> dict[str, list[ObjectInfo]]:
-    """The snapshot objects of a listing, by the key of the manifest that may name them."""
+    """The objects with values in a listing, by the key of the manifest of their thread."""
     found: dict[str, list[ObjectInfo]] = defaultdict(list)
     for page in pages:
         for info in page:
-            manifest = "/".join([*info.key.split("/")[:3], "manifest"])
+            manifest = manifest_beside(info.key)
             if info.key != manifest:
                 found[manifest].append(info)
     return found
 
 
-def sweep(objects: ObjectStore, plan: Plan, job: str, retired_grace_s: float) -> Swept:
-    """Delete what is left over under `snapshots/` in a partition.
+class Sweep:
+    """Deletes what is left over under `snapshots/` and `values/` in a partition.
 
-    Args:
-        objects: the object store.
-        plan: the partition, and the store's clock.
-        job: the job's id.
-        retired_grace_s: how long objects that a manifest has retired are kept.
+    It comes after the commit of its job: every job that began earlier has lost then, so that no
+    row comes to name an object that none names now.
     """
-    pages = objects.list(snapshots_prefix(plan.partition))
-    swept = Swept()
-    for key, beside in by_manifest(page.objects for page in pages).items():
-        one = _sweep_thread(objects, plan, job, key, beside, retired_grace_s)
-        swept = Swept(swept.deleted + one.deleted, swept.waiting + one.waiting)
-    return swept
+
+    def __init__(
+        self,
+        store: LogStore,
+        plan: Plan,
+        committed: PartitionManifest,
+        job: str,
+        retired_grace_s: float,
+    ) -> None:
+        """Sweep for a job that has committed.
+
+        Args:
+            store: the store.
+            plan: the partition, and the store's clock.
+            committed: the partition manifest that the job has put in place.
+            job: the job's id.
+            retired_grace_s: how long objects that a manifest has retired are kept.
+        """
+        self._store = store
+        self._plan = plan
+        self._committed = committed
+        self._job = job
+        self._retired_grace_s = retired_grace_s
+
+    def run(self) -> Swept:
+        """Do it."""
+        partition, listed = self._plan.partition, self._store.objects.list
+        pages = chain(listed(snapshots_prefix(partition)), listed(values_prefix(partition)))
+        swept = Swept()
+        for key, beside in by_manifest(page.objects for page in pages).items():
+            one = self._thread(key, beside)
+            swept = Swept(swept.deleted + one.deleted, swept.waiting + one.waiting)
+        return swept
+
+    def _thread(self, key: str, beside: Sequence[ObjectInfo]) -> Swept:
+        """Condemn what nothing names by a swap of the manifest, then delete it.
+
+        A job that has stored an object and sleeps before it names it loses its swap, and stores
+        the object anew. Any doubt keeps everything.
+        """
+        objects = self._store.objects
+        try:
+            found = objects.get(key)
+            manifest = SnapshotManifest.decode(key, found.data)
+        except (ObjectNotFoundError, CorruptObjectError):
+            return Swept()
+        retired, unknown = unnamed_snapshots(manifest, beside)
+        now, grace = self._plan.listing.date, self._plan.settings.long_grace_s
+        old = [
+            *(k for k, since in retired.items() if since <= now - self._retired_grace_s),
+            *(k for k, stored in unknown.items() if stored < now - grace),
+        ]
+        gone = [k for k in old if k not in self._named_by_runs] if old else []
+        waiting = len(retired) + len(unknown) - len(old)
+        if not gone:
+            return Swept(waiting=waiting)
+        condemning = replace(
+            manifest,
+            generation=manifest.generation + 1,
+            job=f"{self._job}-{secrets.token_hex(4)}",
+            retired={k: since for k, since in manifest.retired.items() if k not in gone},
+        )
+        try:
+            objects.compare_and_swap(key, condemning.encode(), found.etag)
+        except (ConditionFailedError, OutcomeUnknownError):
+            return Swept(waiting=waiting + len(gone))
+        objects.delete(gone)
+        return Swept(len(gone), waiting)
+
+    @cached_property
+    def _named_by_runs(self) -> Set[str]:
+        return named_by_runs(self._store, self._committed)
 
 
-def _sweep_thread(
-    objects: ObjectStore,
-    plan: Plan,
-    job: str,
-    key: str,
-    beside: Sequence[ObjectInfo],
-    retired_grace_s: float,
-) -> Swept:
-    """Condemn what nothing names by a swap of the manifest, then delete it.
+def named_by_runs(store: LogStore, manifest: PartitionManifest) -> Set[str]:
+    """The objects that rows name, of live runs and of those that are still kept for readers.
 
-    A job that has stored an object and sleeps before it names it loses its swap, and stores the
-    object anew. Any doubt keeps everything.
+    Raises:
+        CorruptObjectError: a run cannot be read.
+        StartAgain: one is gone: another job has committed.
     """
-    try:
-        found = objects.get(key)
-        manifest = SnapshotManifest.decode(key, found.data)
-    except (ObjectNotFoundError, CorruptObjectError):
-        return Swept()
-    retired, unknown = unnamed_snapshots(manifest, beside)
-    now, grace = plan.listing.date, plan.settings.long_grace_s
-    gone = [
-        *(k for k, since in retired.items() if since <= now - retired_grace_s),
-        *(k for k, stored in unknown.items() if stored < now - grace),
+    live = {run.key: run for run in manifest.runs}
+    replaced = [
+        store.runs.describe(info.key, info.size)
+        for page in (store.objects.list(run_prefix(manifest.partition)) if manifest.retired else ())
+        for info in page.objects
+        if info.key in manifest.retired and info.key not in live
     ]
-    waiting = len(retired) + len(unknown) - len(gone)
-    if not gone:
-        return Swept(waiting=waiting)
-    condemning = replace(
-        manifest,
-        generation=manifest.generation + 1,
-        job=f"{job}-{secrets.token_hex(4)}",
-        retired={k: since for k, since in manifest.retired.items() if k not in gone},
-    )
-    try:
-        objects.compare_and_swap(key, condemning.encode(), found.etag)
-    except (ConditionFailedError, OutcomeUnknownError):
-        return Swept(waiting=waiting + len(gone))
-    objects.delete(gone)
-    return Swept(len(gone), waiting)
+    named: set[str] = set()
+    for run in (*live.values(), *replaced):
+        if run.objects:
+            for rows in store.runs.columns(run, ["encoding", "base_version"]):
+                keys = rows.filter(pc.equal(rows["encoding"], Encoding.OBJECT.value))
+                named.update(keys["base_version"].unique().to_pylist())
+    return named

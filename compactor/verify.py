@@ -8,17 +8,18 @@ LangGraph's own walk, the head tells the same as the history, and the reducers k
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from compactor.channels import ChannelTable
 from compactor.findings import Checked, Verification
+from compactor.sweep import named_by_runs
 from compactor.verify_objects import PartitionObjects, check_objects, foreign_objects
 from compactor.verify_thread import check_thread
 from logstore.errors import ObjectNotFoundError
-from logstore.keys import snapshot_manifest_key, snapshot_prefix
+from logstore.keys import snapshot_manifest_key, snapshot_prefix, value_prefix
 from logstore.objects.base import ObjectInfo
 from logstore.reader import until_stable
 from logstore.store import LogStore, Settings
@@ -69,6 +70,7 @@ class _Verifier:
         self._serde = serde
         self._settings = settings
         self._progress = progress
+        self._named: dict[int, Set[str]] = {}
 
     def everything(self) -> Iterable[Checked]:
         yield foreign_objects(self._store, self._settings)
@@ -92,19 +94,30 @@ class _Verifier:
     def threads(self, wanted: Iterable[str]) -> Iterable[Checked]:
         for thread_id in wanted:
             self._progress(f"thread {thread_id}")
-            prefix = snapshot_prefix(self._store.partition(thread_id), thread_id)
+            partition = self._store.partition(thread_id)
+            manifest = snapshot_manifest_key(partition, thread_id)
             beside: list[ObjectInfo] = []
             date = 0.0
-            for page in self._store.objects.list(prefix):
-                beside += [i for i in page.objects if i.key != f"{prefix}manifest"]
-                date = page.date
+            for prefix in (value_prefix, snapshot_prefix):
+                for page in self._store.objects.list(prefix(partition, thread_id)):
+                    beside += [i for i in page.objects if i.key != manifest]
+                    date = page.date
             yield self._thread(thread_id, beside, date)
 
     def _thread(self, thread_id: str, beside: Sequence[ObjectInfo], date: float) -> Checked:
         before = date - self._settings.long_grace_s
+        named = partial(self._named_by_runs, self._store.partition(thread_id))
         return until_stable(
-            lambda: check_thread(self._store, self._table, self._serde, thread_id, beside, before)
+            lambda: check_thread(
+                self._store, self._table, self._serde, thread_id, beside, before, named
+            )
         )
+
+    def _named_by_runs(self, partition: int) -> Set[str]:
+        if partition not in self._named:
+            manifest, _ = self._store.reader.partition_manifest(partition)
+            self._named[partition] = named_by_runs(self._store, manifest)
+        return self._named[partition]
 
 
 def _unread(thread_id: str, found: PartitionObjects) -> Checked:

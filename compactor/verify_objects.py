@@ -16,11 +16,14 @@ from logstore.keys import (
     RUNS,
     SNAPSHOTS,
     STORE_JSON,
+    VALUES,
     SegmentName,
+    manifest_beside,
     partition_manifest_key,
     run_prefix,
     snapshot_manifest_key,
     snapshots_prefix,
+    values_prefix,
 )
 from logstore.manifest import PartitionManifest, RunEntry, SnapshotManifest
 from logstore.objects.base import ObjectInfo
@@ -29,7 +32,7 @@ from logstore.tail import Listing, StartAgain
 
 _KEY = re.compile(
     rf"{STORE_JSON}|probe/[^/]+|{MANIFESTS}/partition=(?P<manifest>\d{{4}})"
-    rf"|(?:{LOG}|{RUNS}|{SNAPSHOTS})/partition=(?P<folder>\d{{4}})/.+"
+    rf"|(?:{LOG}|{RUNS}|{SNAPSHOTS}|{VALUES})/partition=(?P<folder>\d{{4}})/.+"
 )
 
 
@@ -43,7 +46,7 @@ class PartitionObjects:
     threads: set[str] = field(default_factory=set)
     """The threads that runs, segments and snapshot manifests tell of."""
     folders: dict[str, list[ObjectInfo]] = field(default_factory=dict)
-    """By the key of a thread's snapshot manifest: the snapshot objects beside it."""
+    """By the key of a thread's snapshot manifest: the objects with values of the thread."""
     broken_runs: list[RunEntry] = field(default_factory=list)
     """Runs that are named and cannot be read: nothing is proved of their threads."""
     manifest_is_broken: bool = False
@@ -210,13 +213,14 @@ class _ObjectCheck:
     def _snapshots(self) -> None:
         folders = self._found.folders
         manifests = set()
-        for info in self._list(snapshots_prefix(self._found.partition)):
-            folder = "/".join(info.key.split("/")[:3])
-            beside = folders.setdefault(f"{folder}/manifest", [])
-            if info.key == f"{folder}/manifest":
-                manifests.add(info.key)
-            else:
-                beside.append(info)
+        for prefix in (values_prefix, snapshots_prefix):
+            for info in self._list(prefix(self._found.partition)):
+                manifest = manifest_beside(info.key)
+                beside = folders.setdefault(manifest, [])
+                if info.key == manifest:
+                    manifests.add(info.key)
+                else:
+                    beside.append(info)
         known = {snapshot_manifest_key(self._found.partition, t) for t in self._found.threads}
         for key in sorted(manifests - known):
             self._unknown_thread(key)

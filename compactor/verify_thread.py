@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
@@ -14,16 +14,17 @@ from compactor.sweep import unnamed_snapshots
 from compactor.verify_folds import FoldCheck
 from compactor.verify_heads import HeadCheck
 from logstore.cli.places import Places
-from logstore.errors import CorruptObjectError, ReadError
+from logstore.errors import CorruptObjectError, ObjectNotFoundError, ReadError
 from logstore.objects.base import ObjectInfo
 from logstore.reader import ThreadRead
 from logstore.records import Encoding, Kind, Record
 from logstore.store import LogStore
+from logstore.tail import StartAgain
 from logstore.view import ThreadView
 
 _HELD_BYTES = 64 << 20
 """Decoded values that are kept at hand as bases of patches."""
-_STORED = (Encoding.RAW, Encoding.PATCH)
+_STORED = (Encoding.RAW, Encoding.PATCH, Encoding.OBJECT)
 
 
 def check_thread(
@@ -33,6 +34,7 @@ def check_thread(
     thread_id: str,
     beside: Sequence[ObjectInfo],
     before: float,
+    named_by_runs: Callable[[], Set[str]],
 ) -> Checked:
     """Check a thread.
 
@@ -43,17 +45,20 @@ def check_thread(
         thread_id: the thread.
         beside: the objects in its folder.
         before: the store's time before which an object that nothing names is left over.
+        named_by_runs: gives the objects that rows of the partition's runs name.
 
     Raises:
         StartAgain: a job moved something meanwhile.
     """
     ledger = ThreadLedger(thread_id)
-    _left_over(store, ledger, beside, before)
+    _left_over(store, ledger, beside, before, named_by_runs)
     try:
         read = store.read_history(thread_id)
     except (CorruptObjectError, ReadError) as error:
         ledger.fail(Problem.UNREADABLE, str(error), RESTORE)
         return _checked(ledger, ThreadView(thread_id, ()))
+    if _misses_objects(store, ledger, read):
+        return _checked(ledger, read.view)
     folder = Folder(serde, "verify", 0, lambda: 0)  # nobody keeps what it makes
     _check_values(store, ledger, read)
     FoldCheck(store, table, folder, ledger, read).run()
@@ -76,7 +81,11 @@ def _checked(ledger: ThreadLedger, view: ThreadView) -> Checked:
 
 
 def _left_over(
-    store: LogStore, ledger: ThreadLedger, beside: Sequence[ObjectInfo], before: float
+    store: LogStore,
+    ledger: ThreadLedger,
+    beside: Sequence[ObjectInfo],
+    before: float,
+    named_by_runs: Callable[[], Set[str]],
 ) -> None:
     if not beside:
         return
@@ -88,13 +97,43 @@ def _left_over(
         return  # reading the head tells of it
     retired, unknown = unnamed_snapshots(version.manifest, beside)
     old = [key for key, since in {**retired, **unknown}.items() if since < before]
-    for key in sorted(old):
+    for key in sorted(set(old) - named_by_runs() if old else ()):
         ledger.fail(
             Problem.UNNAMED_OBJECT,
-            "no snapshot manifest names it any more",
-            "none is needed: a `compactor run` of the next hour deletes it",
+            "no snapshot manifest and no run names it any more",
+            "none is needed: a `compactor run` deletes it within hours, with --purge at once",
             key,
         )
+
+
+def _misses_objects(store: LogStore, ledger: ThreadLedger, read: ThreadRead) -> bool:
+    """Whether rows name objects that do not exist.
+
+    Raises:
+        StartAgain: what named them has been replaced meanwhile.
+    """
+    naming = {_object_of(record): record for record in read.view.records}
+    naming.pop(None, None)
+    missing = [key for key in naming if key and not _exists(store, key)]
+    if missing:
+        again = {_object_of(record) for record in store.read_history(ledger.thread_id).view.records}
+        if not again.issuperset(missing):
+            raise StartAgain
+    for key in missing:
+        ledger.fail(Problem.MISSING_OBJECT, "a row of a run names it", RESTORE, key, naming[key])
+    return bool(missing)
+
+
+def _object_of(record: Record) -> str | None:
+    return record.base_version if record.encoding == Encoding.OBJECT else None
+
+
+def _exists(store: LogStore, key: str) -> bool:
+    try:
+        store.objects.get_range(key, 0, 1)
+    except ObjectNotFoundError:
+        return False
+    return True
 
 
 def _check_values(store: LogStore, ledger: ThreadLedger, read: ThreadRead) -> None:

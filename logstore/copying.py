@@ -1,7 +1,8 @@
 """A thread's records as those of another thread.
 
 Values are copied as they are stored: what a patch was made against is named by versions and
-checkpoints of the thread, which the copy has too.
+checkpoints of the thread, which the copy has too. Only what is in an object of the thread's own
+is put into the copy's records; a compaction takes it out again.
 """
 
 from __future__ import annotations
@@ -86,16 +87,23 @@ class ThreadCopy:
         return all(view.stored_value(checkpoint, channel) is not None for channel in versions)
 
     def _with_values(self, records: Sequence[Record]) -> list[Record]:
+        outside = [r for r in records if r.encoding == Encoding.OBJECT]
         refs = [r.value for r in records if isinstance(r.value, ValueRef)]
         try:
             values = self._store.runs.values(self._read.runs, refs)
+            typed = self._store.reader.decoder(self._read).load(outside)
         except StartAgain as error:
             raise MissingDataError(
                 f"the copy of thread {self._read.view.thread_id!r} took longer than compaction "
                 f"keeps replaced runs; delete thread {self._target!r} and copy again"
             ) from error
+        brought = {
+            id(record): record._replace(encoding=Encoding.RAW, base_version=None, value=data)
+            for record, (_, data) in zip(outside, typed, strict=True)
+        }
         return [
-            r._replace(value=values[r.value]) if isinstance(r.value, ValueRef) else r
+            brought.get(id(r))
+            or (r._replace(value=values[r.value]) if isinstance(r.value, ValueRef) else r)
             for r in records
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from logstore.errors import InvalidOptionError, ObjectNotFoundError
-from logstore.keys import log_prefix, run_prefix, snapshot_manifest_key, snapshot_prefix
+from logstore.keys import (
+    log_prefix,
+    run_prefix,
+    snapshot_manifest_key,
+    snapshot_prefix,
+    value_prefix,
+)
 from logstore.manifest import SnapshotManifest
 from logstore.records import Kind
 from logstore.store import LogStore
@@ -29,7 +36,7 @@ class Erasure:
     segments: int
     runs: int
     objects: int
-    """Objects below the thread's own folder: its snapshot manifest and snapshot objects."""
+    """Objects below the thread's own folders: its snapshot manifest and large values."""
     tombstones: int
     """Rows that state that the thread was deleted. They hold its id, and stay."""
     left: tuple[str, ...]
@@ -74,7 +81,8 @@ def prove_erasure(store: LogStore, thread_id: str) -> Erasure:
             if rows := len(kinds) - kinds.count(Kind.TOMBSTONE):
                 left.append(f"{key}: {rows} records")
     manifest_key = snapshot_manifest_key(partition, thread_id)
-    for key, data in _objects(store, snapshot_prefix(partition, thread_id)):
+    own = (snapshot_prefix(partition, thread_id), value_prefix(partition, thread_id))
+    for key, data in chain.from_iterable(_objects(store, prefix) for prefix in own):
         counts["objects"] += 1
         if key != manifest_key:
             left.append(f"{key}: a value of {len(data)} bytes")

@@ -21,6 +21,7 @@ LOG = "log"
 RUNS = "runs"
 MANIFESTS = "manifests"
 SNAPSHOTS = "snapshots"
+VALUES = "values"
 
 MAX_NAME_BYTES = 8192
 _PLAIN = re.compile(r"[a-z0-9_]{1,64}")
@@ -115,6 +116,16 @@ def partition_manifest_key(partition: int) -> str:
     return f"{MANIFESTS}/{_partition(partition)}"
 
 
+def values_prefix(partition: int) -> str:
+    """Where the large values of a partition's threads are."""
+    return f"{VALUES}/{_partition(partition)}/"
+
+
+def value_prefix(partition: int, thread_id: str) -> str:
+    """Where a thread's large values are."""
+    return f"{values_prefix(partition)}t.{encode_name(thread_id)}/"
+
+
 def snapshots_prefix(partition: int) -> str:
     """Where the snapshot manifests and objects of a partition's threads are."""
     return f"{SNAPSHOTS}/{_partition(partition)}/"
@@ -134,11 +145,31 @@ def snapshot_object_key(
     partition: int, thread_id: str, ns: str, channel: str, checkpoint_id: str, object_id: str
 ) -> str:
     """The key of a snapshot's value that is too large for the manifest."""
-    folder = snapshot_prefix(partition, thread_id)
-    return (
-        f"{folder}n.{encode_name(ns)}/c.{encode_name(channel)}/"
-        f"{encode_name(checkpoint_id)}-{object_id}"
-    )
+    place = _place_of(ns, channel, checkpoint_id)
+    return f"{snapshot_prefix(partition, thread_id)}{place}-{object_id}"
+
+
+def value_object_key(
+    partition: int, thread_id: str, ns: str, channel: str, checkpoint_id: str, object_id: str
+) -> str:
+    """The key of a record's value that is too large for a row."""
+    place = _place_of(ns, channel, checkpoint_id)
+    return f"{value_prefix(partition, thread_id)}{place}-{object_id}"
+
+
+def _place_of(ns: str, channel: str, checkpoint_id: str) -> str:
+    return f"n.{encode_name(ns)}/c.{encode_name(channel)}/{encode_name(checkpoint_id)}"
+
+
+def is_value_key(key: str) -> bool:
+    """Whether an object holds a record's large value."""
+    return key.startswith(f"{VALUES}/")
+
+
+def manifest_beside(key: str) -> str:
+    """The key of the snapshot manifest of the thread to which an object with a value belongs."""
+    _, partition, thread = key.split("/")[:3]
+    return f"{SNAPSHOTS}/{partition}/{thread}/manifest"
 
 
 def build_filter(names: Iterable[str]) -> str:

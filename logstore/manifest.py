@@ -154,6 +154,8 @@ class RunEntry:
     """Names the sorted sequence that it was cut from, because a run has a greatest size."""
     part: int = 0
     """Its place in the sequence."""
+    objects: int = 0
+    """How many of its rows name an object that holds their value."""
 
     def may_hold(self, thread_id: str) -> bool:
         """Whether the thread lies within the run's bounds."""

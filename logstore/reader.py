@@ -343,9 +343,9 @@ def until_stable(attempt: Callable[[], T]) -> T:
             cause = error.__cause__
             time.sleep(random.uniform(0, 0.01 * 2 ** min(number, 6)))
     raise MissingDataError(
-        f"a manifest names an object that does not exist ({cause}); {_TRIES} reads in a row "
-        "met the same. If an object was deleted by hand, restore it from a version or copy of "
-        "the bucket"
+        f"a manifest or a run names an object that does not exist ({cause}); {_TRIES} reads in "
+        "a row met the same. If an object was deleted by hand, restore it from a version or copy "
+        "of the bucket"
     )
 
 

@@ -23,7 +23,7 @@ from logstore.errors import CorruptObjectError, ObjectNotFoundError
 from logstore.keys import run_level
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
-from logstore.records import SCHEMA, Record, ValueRef
+from logstore.records import SCHEMA, Encoding, Record, ValueRef
 from logstore.seal import check_end, check_ranges, end_bytes
 from logstore.segment import (
     PARQUET_READ,
@@ -139,7 +139,8 @@ class RunReader:
         entry = RunEntry(key, run_level(key), 0, size, "", "", 0)
         with self._file(entry) as file:
             meta = parquet_meta(key, file)
-            threads = self._guard(key, partial(file.read, ["thread_id"]))["thread_id"]
+            rows = self._guard(key, partial(file.read, ["thread_id", "encoding"]))
+        threads = rows["thread_id"]
         bounds = pc.min_max(threads)
         return replace(
             entry,
@@ -149,6 +150,7 @@ class RunReader:
             generation=int(meta.get("generation", 0)),
             sequence=meta.get("sequence", ""),
             part=meta.get("part", 0),
+            objects=pc.sum(pc.equal(rows["encoding"], Encoding.OBJECT.value)).as_py() or 0,
         )
 
     def columns(self, run: RunEntry, names: Sequence[str]) -> Iterable[pa.Table]:

@@ -280,14 +280,13 @@ class ValueDecoder:
             return None  # another choice may fit; if none does, the checksum says so
 
     def _body(self, record: Record) -> bytes | None:
-        if record.encoding == Encoding.OBJECT and record.base_version is not None:
-            whole = self._values.object(record.base_version)
-            if not isinstance(record.value, bytes):
-                return whole
-            return decode_patch(record.value, whole, (), record.size or 0)
-        if isinstance(record.value, ValueRef):
-            return self._run_reader.values(self._runs, [record.value])[record.value]
-        return record.value
+        body = record.value
+        if isinstance(body, ValueRef):
+            body = self._run_reader.values(self._runs, [body])[body]
+        if record.encoding != Encoding.OBJECT or record.base_version is None:
+            return body
+        whole = self._values.object(record.base_version)
+        return whole if body is None else decode_patch(body, whole, (), record.size or 0)
 
 
 def _content_of(record: Record) -> Hashable:

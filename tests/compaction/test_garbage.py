@@ -15,7 +15,7 @@ from compactor import Outcome, Report
 from compactor.channels import default_serde, table_of
 from compactor.job import Job
 from compactor.plan import make_plan
-from compactor.sweep import sweep
+from compactor.sweep import Sweep
 from compactor.verify import verify
 from logstore.keys import partition_manifest_key
 from logstore.objects.memory import MemoryObjectStore
@@ -88,10 +88,10 @@ def test_what_a_job_has_stored_and_not_committed_may_go_and_nothing_else(place: 
             assert_like(place, model)
     assert_like(place, model)
     settled = settled_count(place)
-    # store.json, two manifests, the runs, and the large value of the one snapshot that needs it.
+    # store.json, two manifests, the runs, and the large value, which is stored once.
     runs = len(place.keys("runs/"))
-    values = [key for key in place.keys("snapshots/") if "/c." in key]
-    assert settled == 3 + runs + len(values) + len(place.keys("log/")) + len(place.keys("probe/"))
+    assert len(place.keys("values/")) == 1
+    assert settled == 4 + runs + len(place.keys("log/")) + len(place.keys("probe/"))
     assert_like(place, model)
 
 
@@ -139,13 +139,14 @@ def test_a_job_never_names_an_object_that_was_swept_while_it_slept(place: Place)
     with ThreadPoolExecutor(1) as pool, pausing.hold(is_publishing) as held:
         slow = pool.submit(job, LogStore(pausing), purge=False)
         held.wait_until_blocked()
-        (stored,) = [key for key in place.keys("snapshots/") if "/c." in key]
+        (stored,) = place.keys("values/")
         # Another job has nothing to publish, and sweeps.
         with place.store() as store:
             settings = store.settings()
             assert settings is not None
-            sweep(store.objects, make_plan(store, settings, 0), "sweeper", 0)
-        assert stored not in place.keys("snapshots/")
+            plan = make_plan(store, settings, 0)
+            Sweep(store, plan, plan.manifest, "sweeper", 0).run()
+        assert stored not in place.keys("values/")
         held.release()
         assert {p.outcome for p in slow.result().partitions} == {Outcome.COMMITTED}
     assert_like(place, model)

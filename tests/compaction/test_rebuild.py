@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,6 +76,8 @@ def lived_in(place: Place) -> InMemorySaver:
     place.compact(channels=D)
     script.write(line[3], "late")
     script.write(line[4], "x" * 300_000)
+    for part in range(2):  # together too large for a manifest, each small enough for a row
+        script.write(line[4], random.Random(part).randbytes(120_000), task=f"part{part}")
     script.chain(4, script.put(line[4], values={"x": "y" * 200_000}, updates=("d", "x")))
     for one in (saver, model):
         one.delete_thread("gone")

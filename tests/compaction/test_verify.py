@@ -60,6 +60,8 @@ def lived_in(place: Place, jobs: bool = True) -> Script:
         place.compact(channels=D)
     script.write(line[3], "late")
     script.write(line[4], "x" * 300_000)
+    for part in range(2):  # together too large for a manifest, each small enough for a row
+        script.write(line[4], random.Random(part).randbytes(120_000), task=f"part{part}")
     script.chain(4, script.put(line[4], values={"x": "y" * 200_000}, updates=("d", "x")))
     Script([saver], "gone").chain(5)
     if jobs:
@@ -241,6 +243,16 @@ DAMAGE: dict[str, tuple[Callable[[Place], object], set[Problem], str]] = {
         "snapshots/",
     ),
     "a snapshot object is gone": (missing_object, {Problem.UNREADABLE}, "snapshots/"),
+    "a large value is damaged": (
+        lambda p: flip(p, p.keys("values/")[0]),
+        {Problem.UNREADABLE},
+        "values/",
+    ),
+    "a large value is gone": (
+        lambda p: remove(p, *p.keys("values/")),
+        {Problem.MISSING_OBJECT},
+        "values/",
+    ),
     "a snapshot is wrong": (
         lambda p: change_runs(p, wrong_snapshot),
         {Problem.WRONG_SNAPSHOT},

@@ -29,7 +29,7 @@ from tests.protocol.world import (
     written,
 )
 
-IMMUTABLE = ("log/", "runs/", "snapshots/")
+IMMUTABLE = ("log/", "runs/", "snapshots/", "values/")
 MESSAGE = 20_000
 """Characters of a message: its snapshot is an object of its own."""
 
