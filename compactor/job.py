@@ -136,12 +136,14 @@ class Job:
             partition, report.outcome, hiding=report.hiding, waiting=report.waiting
         )
         plan = until_stable(lambda: plan_without_segments(self._store, settings, partition))
-        threads = threads_due(plan, self._hidden_grace_s)
+        # A writer may have seen something just before it was hidden, and build on it yet.
+        grace_s = max(self._hidden_grace_s, settings.short_grace_s)
+        threads = threads_due(plan, grace_s)
         if not threads:
             return nothing
         dropper = Dropper(self._store, plan, self._table, self._serde, self.id, self._memory)
         try:
-            return dropper.run(threads, self._hidden_grace_s)
+            return dropper.run(threads, grace_s)
         except (LostJob, StartAgain):
             logger.info("partition %d: another job committed first", partition)
             return nothing

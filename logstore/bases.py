@@ -4,11 +4,16 @@ A value may only be made into a patch against what its readers are sure to have:
 parent checkpoint, and writes at it. A visible checkpoint needs its parent's values anyway; and
 if another process has deleted the parent, the new checkpoint is not shown either. What is on its
 way to the store may serve too: the lane that stores the patch refuses it if that is lost.
+
+A large value whose channel has none at the parent, as when a graph stores a delta channel's value
+itself after some updates, may be made against earlier ancestors: those that were seen so lately
+that the compactor cannot have dropped anything of them, even if another process hides them now.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -27,6 +32,9 @@ MAX_LARGE_LINKS = 64
 _LARGE_BYTES = 256 << 10
 """A chain of such values may be longer: to store one whole costs more than to read the links."""
 _MAX_WAIT_S = 5.0
+_MAX_WRITE_AGE_S = 3600.0
+"""What others hide, the compactor drops a day later."""
+_MAX_ANCESTORS = 256
 _MIN_WRITE_BYTES = 1024
 _POOR_RATIO = 0.5
 _CROSS_CHANNELS = 2
@@ -61,6 +69,8 @@ class KnownWrite:
     data: bytes
     stored: Future[None] | None = None
     """Done when it is durable; None if it was read from the store."""
+    seen_s: float = field(default_factory=time.monotonic)
+    """When it was read, or written. Others may hide it at a checkpoint that stays."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,9 @@ class Known:
     writes: tuple[KnownWrite, ...] = ()
     fresh: frozenset[str] = frozenset()
     """The channels whose value is new at this checkpoint."""
+    parent: Place | None = None
+    seen_s: float = field(default_factory=time.monotonic)
+    """When it was read, or put."""
 
     @property
     def size(self) -> int:
@@ -128,12 +141,31 @@ class BaseCache:
         if done is not None:
             done.wait(_MAX_WAIT_S)
 
+    def ancestry(self, place: Place, max_age_s: float) -> list[Known]:
+        """What is known of a checkpoint and its ancestors, the checkpoint first.
+
+        Args:
+            place: the checkpoint.
+            max_age_s: of the ancestors only what was seen so lately.
+        """
+        found = [self.at(place)]
+        after_s = time.monotonic() - max_age_s
+        while (current := found[-1].parent) is not None and len(found) < _MAX_ANCESTORS:
+            with self._lock:
+                known = self._known.get(current)
+            if known is None or known.seen_s < after_s:
+                break
+            found.append(known.without_lost())
+        return found
+
     def learn(self, place: Place, known: Known) -> None:
         """A checkpoint was read, or is on its way to the store."""
         with self._lock:
             old = self._known.pop(place, None)
             if old is not None:
-                known = replace(known, writes=_joined(old.writes, known.writes))
+                # What was durable and is not among what was read has been hidden.
+                under_way = [w for w in old.writes if w.stored and not w.stored.done()]
+                known = replace(known, writes=_joined(under_way, known.writes))
             if _size_of(known) <= self._known.maxsize:
                 self._known[place] = known
 
@@ -184,12 +216,17 @@ class Patched(NamedTuple):
     """What it was made against and is not durable yet."""
 
 
-def patch_blob(record: Record, data: bytes, parent: Known) -> Patched:
-    """A value as a patch against the parent's value and the writes at the parent."""
-    channel = record.channel or ""
-    base = parent.values.get(channel)
-    writes = [w for w in parent.writes if w.channel == channel]
-    names = name_writes([[w.checksum for w in writes]]) if writes else None
+def patch_blob(record: Record, data: bytes, ancestry: Sequence[Known]) -> Patched:
+    """A value as a patch against an ancestor's value and the writes since.
+
+    Args:
+        record: what the value belongs to.
+        data: the value.
+        ancestry: what is known of the parent and, for a large value, of its ancestors.
+    """
+    base, steps = _since_last_value(record.channel or "", data, ancestry)
+    writes = [w for step in reversed(steps) for w in step]
+    names = name_writes([[w.checksum for w in step] for step in steps]) if writes else None
     if names is None:
         writes = []
     if base is not None and not base.may_be_extended:
@@ -207,6 +244,19 @@ def patch_blob(record: Record, data: bytes, parent: Known) -> Patched:
     )
     links = base.links + 1 if base else 1
     return Patched(made, links, _on_their_way([*writes, *([base] if base else [])]))
+
+
+def _since_last_value(
+    channel: str, data: bytes, ancestry: Sequence[Known]
+) -> tuple[Base | None, list[list[KnownWrite]]]:
+    """The nearest value of a channel, and its writes from there on, nearest ancestor first."""
+    steps: list[list[KnownWrite]] = []
+    after_s = time.monotonic() - _MAX_WRITE_AGE_S
+    for known in ancestry[: None if len(data) >= _LARGE_BYTES else 1]:
+        steps.append([w for w in known.writes if w.channel == channel and w.seen_s >= after_s])
+        if channel in known.values:
+            return known.values[channel], steps
+    return None, steps
 
 
 def patch_write(record: Record, data: bytes, here: Known) -> Patched:

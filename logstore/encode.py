@@ -116,7 +116,11 @@ class CheckpointCoder:
     """Turns puts, writes and deletes into records."""
 
     def __init__(
-        self, serde: SerializerProtocol, stamp: Callable[[], int], bases: BaseCache
+        self,
+        serde: SerializerProtocol,
+        stamp: Callable[[], int],
+        bases: BaseCache,
+        ancestry_s: float,
     ) -> None:
         """Serialise with `serde`.
 
@@ -124,7 +128,9 @@ class CheckpointCoder:
             serde: how values become bytes.
             stamp: gives each record its stamp.
             bases: what is known of earlier values, to patch against.
+            ancestry_s: how lately an ancestor beyond the parent must have been seen for that.
         """
+        self._ancestry_s = ancestry_s
         self._serde = serde
         self._stamp = stamp
         self._bases = bases
@@ -143,7 +149,10 @@ class CheckpointCoder:
         values: dict[str, Any] = checkpoint["channel_values"]
         merged = get_checkpoint_metadata(config, metadata)
         run_id = _text(merged.get("run_id"))
-        parent = self._bases.at(target.place) if target.checkpoint_id else Known()
+        ancestry = [Known()]
+        if target.checkpoint_id:
+            ancestry = self._bases.ancestry(target.place, self._ancestry_s)
+        parent = ancestry[0]
         stored: Future[None] = Future()
         needs: set[Future[None]] = set()
         records: list[Record] = []
@@ -154,7 +163,7 @@ class CheckpointCoder:
                 records.append(record._replace(encoding=Encoding.EMPTY))
                 continue
             type_, data = self._dump(values[channel])
-            patched = patch_blob(record._replace(type=type_), data, parent)
+            patched = patch_blob(record._replace(type=type_), data, ancestry)
             records.append(patched.record)
             needs |= patched.needs
             fresh[channel] = Base(channel, record.version or "", data, patched.links, stored)
@@ -169,7 +178,11 @@ class CheckpointCoder:
             for channel, base in parent.values.items()
             if base.version == _encoded(checkpoint["channel_versions"].get(channel))
         }
-        known = Known({**inherited, **fresh}, fresh=frozenset(fresh))
+        known = Known(
+            {**inherited, **fresh},
+            fresh=frozenset(fresh),
+            parent=target.place if target.checkpoint_id else None,
+        )
         return Encoded(target, records, stored, frozenset(needs), here.place, known)
 
     def _blob(self, here: Target, channel: str, version: str | None, run_id: str | None) -> Record:

@@ -332,7 +332,8 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
 
     @property
     def _coder(self) -> CheckpointCoder:
-        return CheckpointCoder(self.serde, self.store.stamp, self.store.bases)
+        store = self.store
+        return CheckpointCoder(self.serde, store.stamp, store.bases, store.ancestry_s)
 
     def _waits_for_put(self) -> bool:
         return self.durability is not Durability.BUFFERED

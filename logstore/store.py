@@ -369,6 +369,15 @@ class LogStore:
         return self._process().reader(self.settings() or Settings())
 
     @property
+    def ancestry_s(self) -> float:
+        """How long after it was seen something that another process may have hidden is there.
+
+        What is hidden is dropped no sooner than after the short grace. Half of it is left for
+        what is made in the meantime to arrive.
+        """
+        return self._settings.short_grace_s / 2 if self._settings is not None else 0.0
+
+    @property
     def bases(self) -> BaseCache:
         """What this process knows of earlier values, to patch against."""
         return self._process().bases

@@ -128,7 +128,9 @@ class TupleBuilder:
         fresh = frozenset(
             ch for ch, r in values.items() if r.checkpoint_id == checkpoint.checkpoint_id
         )
-        self._learn(place, Known(bases, known, fresh))
+        parent = checkpoint.parent_checkpoint_id
+        above = None if parent is None else (*place[:2], parent)
+        self._learn(place, Known(bases, known, fresh, above))
 
     def _values_at(self, checkpoint: Record) -> dict[str, Record]:
         """The record of each channel's value at the checkpoint, by channel."""
