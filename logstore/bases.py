@@ -131,6 +131,11 @@ class BaseCache:
                     del self._learning[place]
             done.set()
 
+    def is_learning(self, place: Place) -> bool:
+        """Whether a checkpoint is being made ready."""
+        with self._lock:
+            return place in self._learning
+
     def wait_for(self, place: Place) -> None:
         """Wait for a checkpoint that another thread is making ready; not for ever.
 

@@ -25,7 +25,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from logstore.background import Background, start_background
 from logstore.config import DEFAULT_HISTORY_ENTRIES, Config, load_config
 from logstore.durability import Durability, SpecialWrites
-from logstore.encode import CheckpointCoder, Encoded, Target
+from logstore.encode import CheckpointCoder, DumpedWrite, Encoded, Target
 from logstore.errors import InvalidOptionError
 from logstore.fence import Fence
 from logstore.lanes import Entry
@@ -266,9 +266,11 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
         """Like `put`, without blocking the loop; only a fence needs a thread of its own."""
         if self._fence is not None:
             return await self._call(lambda: self.put(config, checkpoint, metadata, new_versions))
-        encoded = self._encode_put(config, checkpoint, metadata, new_versions)
-        await self._make_ready()
-        await self._asettle(self._write(encoded, waited=self._waits_for_put()))
+        with self.store.bases.learning(Target.of(config).child_place(checkpoint["id"])):
+            encoded = self._encode_put(config, checkpoint, metadata, new_versions)
+            await self._make_ready()
+            stored = self._write(encoded, waited=self._waits_for_put())
+        await self._asettle(stored)
         return encoded.target.child(checkpoint["id"])
 
     def put_writes(
@@ -287,9 +289,10 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
             ThreadPoisonedError: an acknowledged write of the thread was lost.
         """
         if writes:
-            self.store.bases.wait_for(Target.of(config).place)
-            encoded = self._encode_writes(config, writes, task_id, task_path)
-            waited = self._waits_for_writes(encoded.target, writes)
+            target, dumped = self._dump_writes(config, writes)
+            self.store.bases.wait_for(target.place)
+            encoded = self._coder.write_records(target, config, dumped, task_id, task_path)
+            waited = self._waits_for_writes(target, writes)
             self._settle(self._write(encoded, waited=waited))
 
     async def aput_writes(
@@ -301,9 +304,13 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
     ) -> None:
         """Like `put_writes`, without blocking the loop and without a thread of its own."""
         if writes:
-            encoded = self._encode_writes(config, writes, task_id, task_path)
-            waited = self._waits_for_writes(encoded.target, writes)
+            target, dumped = self._dump_writes(config, writes)
+            bases = self.store.bases
+            if bases.is_learning(target.place):
+                await self._call(lambda: bases.wait_for(target.place))
             await self._make_ready()
+            encoded = self._coder.write_records(target, config, dumped, task_id, task_path)
+            waited = self._waits_for_writes(target, writes)
             await self._asettle(self._write(encoded, waited=waited))
 
     def _encode_put(
@@ -319,16 +326,12 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
         self._maintenance.deleted.revive(target.child_place(checkpoint["id"]))
         return encoded
 
-    def _encode_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str,
-    ) -> Encoded:
+    def _dump_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]]
+    ) -> tuple[Target, list[DumpedWrite]]:
         target = Target.of(config)
         self._maintenance.deleted.check(target.place)
-        return self._coder.write_records(target, config, writes, task_id, task_path)
+        return target, self._coder.dump(writes)
 
     @property
     def _coder(self) -> CheckpointCoder:

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations`: LangGraph evaluates the annotations of states,
 # which name things that only the function around them knows.
 
+import asyncio
 import base64
 import random
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from tests.config.apps import operator_graph
 from tests.helpers import Place, memory_place, thread
 
 IMAGE_BYTES = 5 << 20
+RANDOM_BYTES = IMAGE_BYTES * 3 // 4
+"""What no compression takes away of its base64 text."""
 MODES: list[tuple[ChannelMode, int | None]] = [
     ("full", None), ("delta", 1), ("delta", 10), ("delta", 1000),
 ]  # fmt: skip
@@ -56,9 +59,12 @@ def words(seed: int) -> str:
     return " ".join(f"word{rng.randrange(3000)}" for _ in range(50))
 
 
+def a_message(number: int) -> HumanMessage:
+    return HumanMessage(words(-number - 1), id=f"human-{number}")
+
+
 def say(graph: Any, number: int, **more: Any) -> Any:
-    message = HumanMessage(words(-number - 1), id=f"human-{number}")
-    return graph.invoke({"messages": [message], **more}, thread())
+    return graph.invoke({"messages": [a_message(number)], **more}, thread())
 
 
 def stored_bytes(place: Place) -> int:
@@ -66,26 +72,31 @@ def stored_bytes(place: Place) -> int:
         return sum(info.size for page in store.objects.list("") for info in page.objects)
 
 
-def send_image(graph: Any) -> int:
-    """Put an image into the first message.
-
-    Returns:
-        The bytes of it that no compression takes away.
-    """
-    data = base64.b64encode(random.Random(7).randbytes(IMAGE_BYTES * 3 // 4)).decode()
-    image = HumanMessage([{"type": "image", "base64": data}], id="image")
-    graph.invoke({"messages": [image]}, thread())
-    return IMAGE_BYTES * 3 // 4
+def an_image() -> HumanMessage:
+    data = base64.b64encode(random.Random(7).randbytes(RANDOM_BYTES)).decode()
+    return HumanMessage([{"type": "image", "base64": data}], id="image")
 
 
+@pytest.mark.parametrize("in_loop", [False, True])
 @pytest.mark.parametrize(("mode", "k"), MODES)
-def test_writers_store_an_image_in_a_message_once(mode: ChannelMode, k: int | None) -> None:
+def test_writers_store_an_image_in_a_message_once(
+    mode: ChannelMode, k: int | None, in_loop: bool
+) -> None:
     with memory_place() as place:
         graph = chat(place, mode, k)
-        size = send_image(graph)
-        for number in range(20):
-            live = say(graph, number)["messages"]
-        assert stored_bytes(place) < 1.2 * size
+
+        async def in_a_loop() -> Any:
+            await graph.ainvoke({"messages": [an_image()]}, thread())
+            for number in range(20):
+                live = await graph.ainvoke({"messages": [a_message(number)]}, thread())
+            return live["messages"]
+
+        if in_loop:
+            live = asyncio.run(in_a_loop())
+        else:
+            graph.invoke({"messages": [an_image()]}, thread())
+            live = [say(graph, number)["messages"] for number in range(20)][-1]
+        assert stored_bytes(place) < 1.2 * RANDOM_BYTES
         assert chat(place, mode, k).get_state(thread()).values["messages"] == live
 
 
@@ -94,7 +105,7 @@ def test_compaction_stores_an_image_in_a_message_once(
     place: Place, mode: ChannelMode, k: int | None
 ) -> None:
     graph = chat(place, mode, k)
-    size = send_image(graph)
+    graph.invoke({"messages": [an_image()]}, thread())
     for number in range(20):
         say(graph, number)
     for number in range(20, 24):
@@ -102,7 +113,7 @@ def test_compaction_stores_an_image_in_a_message_once(
         live = say(graph, number)["messages"]
     for _ in range(3):
         place.compact(graph=operator_graph(k or 10))
-    assert stored_bytes(place) < 1.1 * size, "after the graces"
+    assert stored_bytes(place) < 1.1 * RANDOM_BYTES, "after the graces"
     assert len(place.keys("values/")) == 1
     assert chat(place, mode, k).get_state(thread()).values["messages"] == live
 
