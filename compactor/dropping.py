@@ -184,7 +184,7 @@ class Dropper:
         return writer.close()
 
     def _placer(self) -> ValuePlacer:
-        return ValuePlacer(self._store, self._plan.partition, self._plan.settings.long_grace_s / 4)
+        return ValuePlacer(self._store, self._plan)
 
     def _writer(self, folder: Path, level: int, place: tuple[str, int] | None) -> RunWriter:
         return RunWriter(

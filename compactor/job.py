@@ -24,7 +24,14 @@ from compactor.dropping import HIDDEN_GRACE_S, Dropper, threads_due
 from compactor.fold import Folder
 from compactor.memory import MemoryBudget, return_freed
 from compactor.merger import MergeOutput, Merger
-from compactor.plan import Plan, last_commit, make_plan, orphans, plan_without_segments
+from compactor.plan import (
+    Plan,
+    last_commit,
+    make_plan,
+    manifest_etag,
+    orphans,
+    plan_without_segments,
+)
 from compactor.publish import LostJob, Publisher, PublishResult
 from compactor.publishing import Published, by_thread, publish_threads
 from compactor.report import Outcome, PartitionReport, Report
@@ -32,6 +39,7 @@ from compactor.spill import SortedChunks
 from compactor.sweep import SWEEP_INTERVAL_S, Sweep, Swept
 from logstore.errors import (
     InvalidOptionError,
+    MissingDataError,
     ObjectNotFoundError,
 )
 from logstore.manifest import HiddenRows, PartitionManifest
@@ -151,13 +159,17 @@ class Job:
             return_freed()
 
     def _attempt(self, settings: Settings, partition: int) -> PartitionReport:
+        job = self._begin(settings, partition)
         try:
-            return self._begin(settings, partition).run(self._parallel)
-        except (LostJob, StartAgain):
-            logger.info("partition %d: another job committed first", partition)
-            return PartitionReport(partition, Outcome.LOST)
+            return job.run(self._parallel)
+        except StartAgain as error:
+            job.check_lost(error)
+        except LostJob:
+            pass
         finally:
             return_freed()
+        logger.info("partition %d: another job committed first", partition)
+        return PartitionReport(partition, Outcome.LOST)
 
     def _begin(self, settings: Settings, partition: int) -> PartitionJob:
         plan = until_stable(lambda: make_plan(self._store, settings, partition, self._limit))
@@ -238,20 +250,34 @@ class PartitionJob:
             published, output = self._publish_and_merge(Path(folder), parallel)
         report = _count(report, plan, published, output)
         committed = self._next_manifest(manifest, output, condemned, published, report)
-        size = commit(self._store, committed, plan.etag)
-        if condemned:
-            self._store.objects.delete(condemned)
         swept = Swept()
         if sweeps:
             swept = Sweep(self._store, plan, committed, self._job, self._grace_s).run()
+            committed = replace(committed, condemned=(*condemned, *swept.gone))
+        size = commit(self._store, committed, plan.etag)
+        if committed.condemned:
+            self._store.objects.delete(committed.condemned)
         return replace(
             report,
             outcome=Outcome.COMMITTED,
             bytes_written=report.bytes_written + size,
-            objects_deleted=report.objects_deleted + len(condemned) + swept.deleted,
+            objects_deleted=report.objects_deleted + len(committed.condemned),
             hiding=len(committed.hidden),
             waiting=len(committed.merged) + len(committed.retired) + swept.waiting,
         )
+
+    def check_lost(self, error: StartAgain) -> None:
+        """Tell an object that another job deleted from one that is missing.
+
+        Raises:
+            MissingDataError: no other job has committed.
+        """
+        if manifest_etag(self._store, self._plan.partition) == self._plan.etag:
+            raise MissingDataError(
+                f"partition {self._plan.partition} cannot be compacted: an object that a run or a "
+                f"manifest names does not exist ({error.__cause__}). Restore it from a version or "
+                "copy of the bucket; `compactor verify` names the thread"
+            ) from error
 
     def _sweeps(self) -> bool:
         """Whether to look for snapshot objects that are left over."""

@@ -12,7 +12,7 @@ record may need one of them.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from cachetools import LRUCache
 
@@ -36,14 +36,22 @@ Content = tuple[str | None, int | None, int | None]
 class LargeValues:
     """Finds a place for the large values of one thread."""
 
-    def __init__(self, partition: int, uploads: Uploads, load: Callable[[str], bytes]) -> None:
+    def __init__(
+        self,
+        partition: int,
+        uploads: Uploads,
+        load: Callable[[str], bytes],
+        condemned: Collection[str],
+    ) -> None:
         """Nothing is known yet.
 
         Args:
             partition: the thread's partition.
             uploads: stores the thread's objects.
             load: gives the value in an object.
+            condemned: objects that are about to be deleted, see `PartitionManifest`.
         """
+        self._condemned = condemned
         self._partition = partition
         self._uploads = uploads
         self._load = load
@@ -56,8 +64,9 @@ class LargeValues:
     def learn(self, records: Iterable[Record]) -> None:
         """Take notice of records that name objects, with their values."""
         for record in records:
-            if record.encoding == Encoding.OBJECT and record.base_version is not None:
-                self._add(record, record.base_version, is_whole=record.value is None)
+            named = record.base_version if record.encoding == Encoding.OBJECT else None
+            if named is not None and named not in self._condemned:
+                self._add(record, named, is_whole=record.value is None)
 
     def _add(self, record: Record, key: str, *, is_whole: bool) -> None:
         self._channels.pop(key, None)

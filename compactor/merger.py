@@ -95,9 +95,7 @@ class Merger:
             *(self._rows(runs, share) for runs in tier.sequences),
         ]
         writer = self._writer(tier.level, max_bytes=self._budget.run)
-        placer = ValuePlacer(
-            self._store, self._plan.partition, self._plan.settings.long_grace_s / 4
-        )
+        placer = ValuePlacer(self._store, self._plan)
         for window in merge_streams(streams):
             writer.add(placer.placed(window))
         tombstones = whole_tombstones(fresh)

@@ -9,7 +9,9 @@ from operator import attrgetter
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compactor.large_values import LARGE_BYTES, LargeValues
+from compactor import large_values
+from compactor.large_values import LargeValues
+from compactor.plan import Plan
 from compactor.uploads import Uploads
 from logstore.records import Encoding, Kind, Record
 from logstore.segment import records_to_table, table_to_records
@@ -21,17 +23,10 @@ _KINDS = pa.array([Kind.BLOB.value, Kind.WRITE.value])
 class ValuePlacer:
     """Puts the large values of sorted rows into objects, thread by thread."""
 
-    def __init__(self, store: LogStore, partition: int, reuse_s: float) -> None:
-        """Place values of one partition.
-
-        Args:
-            store: where the objects go.
-            partition: the partition of the rows.
-            reuse_s: see `Uploads`.
-        """
+    def __init__(self, store: LogStore, plan: Plan) -> None:
+        """Place values of the partition of a job's plan."""
         self._store = store
-        self._partition = partition
-        self._reuse_s = reuse_s
+        self._plan = plan
         self._thread: tuple[str, LargeValues] | None = None
         self.bytes_written = 0
         """Of all objects so far."""
@@ -62,10 +57,11 @@ class ValuePlacer:
     def _of(self, thread_id: str) -> LargeValues:
         """What is known of a thread's objects: those of its manifest, and the ones met here."""
         if self._thread is None or self._thread[0] != thread_id:
-            reader = self._store.reader
-            uploads = Uploads(self._store.objects, self._reuse_s)
-            large = LargeValues(self._partition, uploads, reader.snapshot_object)
-            large.learn(reader.snapshot_manifest(thread_id, self._partition).manifest.records)
+            plan, reader = self._plan, self._store.reader
+            uploads = Uploads(self._store.objects, plan.settings.long_grace_s / 4)
+            condemned = plan.manifest.condemned
+            large = LargeValues(plan.partition, uploads, reader.snapshot_object, condemned)
+            large.learn(reader.snapshot_manifest(thread_id, plan.partition).manifest.records)
             self._thread = (thread_id, large)
         return self._thread[1]
 
@@ -73,4 +69,4 @@ class ValuePlacer:
 def _is_large(rows: pa.Table) -> pa.ChunkedArray:
     sizes = pc.fill_null(pc.binary_length(rows["value"]), 0)
     whole = pc.and_(pc.equal(rows["encoding"], Encoding.RAW.value), pc.is_in(rows["kind"], _KINDS))
-    return pc.and_(pc.greater(sizes, LARGE_BYTES), whole)
+    return pc.and_(pc.greater(sizes, large_values.LARGE_BYTES), whole)

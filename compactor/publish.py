@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from compactor import large_values
 from compactor.channels import ChannelTable
 from compactor.digest import Digest, digest
 from compactor.fold import Folder
-from compactor.large_values import LARGE_BYTES, LargeValues, is_of_record
+from compactor.large_values import LargeValues, is_of_record
 from compactor.plan import Plan, manifest_etag
 from compactor.snapshots import SnapshotMaker, SnapshotWork
 from compactor.uploads import Uploads
@@ -105,17 +106,14 @@ class Publisher:
             result = PublishResult()
             manifest = self._advance(version.manifest, records, result, uploads)
             body = manifest.encode()
-            uploads.swapping()
+            uploads.sending(manifest.object_keys)
             try:
                 self._store.objects.compare_and_swap(key, body, version.etag)
             except (ConditionFailedError, OutcomeUnknownError):
                 now = self._current(thread_id)
-                if now.etag != version.etag:
-                    uploads.lost(now.manifest.object_keys)
                 if now.manifest.job != manifest.job:
                     time.sleep(random.uniform(0, 0.02 * 2 ** min(number, 5)))
                     continue
-            uploads.won(manifest.object_keys)
             result.bytes_written += len(body)
             return result
         raise UnavailableError(
@@ -141,6 +139,7 @@ class Publisher:
         except NeedsHistory:
             read = self._full_read(old, records)
             entries, kept = self._settle(read, old, result, uploads)
+            self._check_runs()
         result.thread_id = old.thread_id
         result.hides = any(True for _ in read.view.hidden_rows())
         result.complete = read.view.complete
@@ -167,7 +166,8 @@ class Publisher:
             NeedsHistory: the read was one of the head and does not reach far enough.
         """
         result.work, kept = self._decide(read, old)
-        large = LargeValues(self._plan.partition, uploads, self._store.reader.snapshot_object)
+        plan, load = self._plan, self._store.reader.snapshot_object
+        large = LargeValues(plan.partition, uploads, load, plan.manifest.condemned)
         large.learn((*read.view.records, *old.records))
         entries, written = self._settle_values(kept.records, read, large)
         result.bytes_written += written
@@ -213,6 +213,15 @@ class Publisher:
         view = ThreadView(old.thread_id, [*old.records, *records], scope)
         positions = positions_of(records, old.positions)
         return ThreadRead(view, late_writes(records), {}, self._plan.listing, (), positions)
+
+    def _check_runs(self) -> None:
+        """Make sure that the runs still count: a cache answers for them when they are gone.
+
+        Raises:
+            LostJob: another job has committed.
+        """
+        if manifest_etag(self._store, self._plan.partition) != self._plan.etag:
+            raise LostJob
 
     def _full_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
         """The thread as the runs, the job's segments, and the manifest's others tell it."""
@@ -327,12 +336,12 @@ def _placed(
     """
     placed: dict[int, Record] = {}
     written = 0
-    found = [r for r in records if len(values[id(r)]) > LARGE_BYTES]
+    found = [r for r in records if len(values[id(r)]) > large_values.LARGE_BYTES]
     if not all(map(is_of_record, found)):
         # A snapshot holds most often what came in with this job's records.
         fresh = (r for r in read.view.records if is_of_record(r) and r.encoding == Encoding.RAW)
         for record in fresh:
-            if isinstance(record.value, bytes) and len(record.value) > LARGE_BYTES:
+            if isinstance(record.value, bytes) and len(record.value) > large_values.LARGE_BYTES:
                 written += large.keep(record, record.value)[1]
     for record in sorted(found, key=is_of_record, reverse=True):
         placed[id(record)], size = large.keep(record, values[id(record)])

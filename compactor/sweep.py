@@ -35,9 +35,10 @@ SWEEP_INTERVAL_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep did."""
+    """What a sweep found."""
 
-    deleted: int = 0
+    gone: tuple[str, ...] = ()
+    """Objects that nothing names and nothing can come to name."""
     waiting: int = 0
     """Objects that nothing names and whose grace has not passed."""
 
@@ -69,47 +70,48 @@ def by_manifest(pages: Iterable[Sequence[ObjectInfo]]) -> dict[str, list[ObjectI
 
 
 class Sweep:
-    """Deletes what is left over under `snapshots/` and `values/` in a partition.
+    """Finds what is left over under `snapshots/` and `values/` in a partition.
 
-    It comes after the commit of its job: every job that began earlier has lost then, so that no
-    row comes to name an object that none names now.
+    What it finds is condemned by the commit of its job, and deleted after it: every other job
+    that began before has lost then, and a later one names nothing that is condemned. So no row
+    comes to name what no row names now.
     """
 
     def __init__(
         self,
         store: LogStore,
         plan: Plan,
-        committed: PartitionManifest,
+        following: PartitionManifest,
         job: str,
         retired_grace_s: float,
     ) -> None:
-        """Sweep for a job that has committed.
+        """Sweep for a job that is about to commit.
 
         Args:
             store: the store.
             plan: the partition, and the store's clock.
-            committed: the partition manifest that the job has put in place.
+            following: the partition manifest that the job will put in place.
             job: the job's id.
             retired_grace_s: how long objects that a manifest has retired are kept.
         """
         self._store = store
         self._plan = plan
-        self._committed = committed
+        self._following = following
         self._job = job
         self._retired_grace_s = retired_grace_s
 
     def run(self) -> Swept:
-        """Do it."""
+        """What may be deleted once the job has committed."""
         partition, listed = self._plan.partition, self._store.objects.list
         pages = chain(listed(snapshots_prefix(partition)), listed(values_prefix(partition)))
         swept = Swept()
         for key, beside in by_manifest(page.objects for page in pages).items():
             one = self._thread(key, beside)
-            swept = Swept(swept.deleted + one.deleted, swept.waiting + one.waiting)
+            swept = Swept((*swept.gone, *one.gone), swept.waiting + one.waiting)
         return swept
 
     def _thread(self, key: str, beside: Sequence[ObjectInfo]) -> Swept:
-        """Condemn what nothing names by a swap of the manifest, then delete it.
+        """Condemn what nothing names by a swap of the thread's manifest.
 
         A job that has stored an object and sleeps before it names it loses its swap, and stores
         the object anew. Any doubt keeps everything.
@@ -140,12 +142,11 @@ class Sweep:
             objects.compare_and_swap(key, condemning.encode(), found.etag)
         except (ConditionFailedError, OutcomeUnknownError):
             return Swept(waiting=waiting + len(gone))
-        objects.delete(gone)
-        return Swept(len(gone), waiting)
+        return Swept(tuple(gone), waiting)
 
     @cached_property
     def _named_by_runs(self) -> Set[str]:
-        return named_by_runs(self._store, self._committed)
+        return named_by_runs(self._store, self._following)
 
 
 def named_by_runs(store: LogStore, manifest: PartitionManifest) -> Set[str]:

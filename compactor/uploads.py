@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from logstore.clock import Elapsed
 from logstore.errors import ObjectStoreError
+from logstore.keys import is_value_key
 from logstore.lanes import store_once
 from logstore.objects.base import ObjectStore
-from logstore.reader import Elapsed
 from logstore.values import encode_value_object
 
 
 class Uploads:
     """The snapshot objects that publishing one thread has stored.
 
-    After a lost race the next try uses them again; those that no manifest can come to name
-    any more are deleted.
+    After a lost race the next try uses them again. Those that were never sent in a manifest are
+    deleted; of others it is not known who has read of them, and a sweep finds what is left over.
     """
 
     def __init__(self, objects: ObjectStore, reuse_s: float) -> None:
@@ -30,9 +31,8 @@ class Uploads:
         self._objects = objects
         self._reuse_s = reuse_s
         self._begun = Elapsed()
-        self._stored: dict[int, str] = {}
+        self._stored: dict[tuple[bool, int], str] = {}
         self._unused: set[str] = set()
-        self._in_doubt = False
 
     def put(self, key: str, checksum: int, value: bytes) -> tuple[str, int]:
         """Store a value under `key`, unless an earlier try has stored the same.
@@ -40,29 +40,21 @@ class Uploads:
         Returns:
             The key that holds it, and the bytes that were written.
         """
-        if checksum in self._stored and self._begun.seconds() < self._reuse_s:
-            return self._stored[checksum], 0
+        content = (is_value_key(key), checksum)
+        if content in self._stored and self._begun.seconds() < self._reuse_s:
+            return self._stored[content], 0
         body = encode_value_object(value)
         store_once(self._objects, key, body)
-        self._stored[checksum] = key
+        self._stored[content] = key
         self._unused.add(key)
         return key, len(body)
 
-    def won(self, keys: Sequence[str]) -> None:
-        """The swap has landed, and names these."""
+    def sending(self, keys: Sequence[str]) -> None:
+        """A manifest is sent that names these: others may read it, whatever becomes of the swap."""
         self._unused.difference_update(keys)
-        self._in_doubt = False
-
-    def swapping(self) -> None:
-        """A swap is sent that names what was stored: until it has lost, keep everything."""
-        self._in_doubt = True
-
-    def lost(self, keys: Sequence[str]) -> None:
-        """The swap can never land any more: the manifest has changed, and names these."""
-        self.won(keys)
 
     def discard_unused(self) -> None:
-        """Delete what nothing names and nothing can come to name."""
-        if self._unused and not self._in_doubt:
+        """Delete what nothing has ever named."""
+        if self._unused:
             with suppress(ObjectStoreError):  # left over at worst, and no reason to fail
                 self._objects.delete(sorted(self._unused))

@@ -13,7 +13,6 @@ that the compactor cannot have dropped anything of them, even if another process
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
+from logstore.clock import Elapsed
 from logstore.codec import MIN_VALUE_BYTES, encode_patch
 from logstore.dictionary import name_writes
 from logstore.records import Encoding, Record, checksum_of
@@ -69,8 +69,8 @@ class KnownWrite:
     data: bytes
     stored: Future[None] | None = None
     """Done when it is durable; None if it was read from the store."""
-    seen_s: float = field(default_factory=time.monotonic)
-    """When it was read, or written. Others may hide it at a checkpoint that stays."""
+    seen: Elapsed = field(default_factory=Elapsed)
+    """Since it was read, or written. Others may hide it at a checkpoint that stays."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Known:
     fresh: frozenset[str] = frozenset()
     """The channels whose value is new at this checkpoint."""
     parent: Place | None = None
-    seen_s: float = field(default_factory=time.monotonic)
-    """When it was read, or put."""
+    seen: Elapsed = field(default_factory=Elapsed)
+    """Since it was read, or put."""
 
     @property
     def size(self) -> int:
@@ -154,11 +154,10 @@ class BaseCache:
             max_age_s: of the ancestors only what was seen so lately.
         """
         found = [self.at(place)]
-        after_s = time.monotonic() - max_age_s
         while (current := found[-1].parent) is not None and len(found) < _MAX_ANCESTORS:
             with self._lock:
                 known = self._known.get(current)
-            if known is None or known.seen_s < after_s:
+            if known is None or known.seen.seconds() > max_age_s:
                 break
             found.append(known.without_lost())
         return found
@@ -256,9 +255,9 @@ def _since_last_value(
 ) -> tuple[Base | None, list[list[KnownWrite]]]:
     """The nearest value of a channel, and its writes from there on, nearest ancestor first."""
     steps: list[list[KnownWrite]] = []
-    after_s = time.monotonic() - _MAX_WRITE_AGE_S
     for known in ancestry[: None if len(data) >= _LARGE_BYTES else 1]:
-        steps.append([w for w in known.writes if w.channel == channel and w.seen_s >= after_s])
+        mine = (w for w in known.writes if w.channel == channel)
+        steps.append([w for w in mine if w.seen.seconds() <= _MAX_WRITE_AGE_S])
         if channel in known.values:
             return known.values[channel], steps
     return None, steps
@@ -299,7 +298,12 @@ def patch_write(record: Record, data: bytes, here: Known) -> Patched:
 
 
 def _on_their_way(parts: Iterable[Base | KnownWrite]) -> frozenset[Future[None]]:
-    return frozenset(p.stored for p in parts if p.stored is not None and not p.stored.done())
+    # One that has failed since it was looked up counts: whoever submits the patch must hear it.
+    return frozenset(p.stored for p in parts if p.stored is not None and not _is_stored(p.stored))
+
+
+def _is_stored(stored: Future[None]) -> bool:
+    return stored.done() and stored.exception() is None
 
 
 def _raw(record: Record, data: bytes) -> Record:

@@ -55,3 +55,16 @@ class Clock:
 def stamp_to_us(stamp: int) -> int:
     """A stamp's time in microseconds since the epoch."""
     return (stamp >> COUNTER_BITS) * 1000
+
+
+class Elapsed:
+    """Time since its creation that counts a suspended machine as well."""
+
+    def __init__(self) -> None:
+        """Begin to count."""
+        self._monotonic = time.monotonic()
+        self._wall = time.time()
+
+    def seconds(self) -> float:
+        """The longer of what the monotonic and the wall clock say."""
+        return max(time.monotonic() - self._monotonic, time.time() - self._wall)

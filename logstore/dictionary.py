@@ -8,16 +8,16 @@ The checksum of the decoded value tells whether the right ones were found.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, product
+from itertools import chain, islice, permutations, product
 
 from logstore.errors import ParentCycleError
 from logstore.records import Encoding, Kind, Record
 from logstore.view import NeedsHistory, ThreadView
 
 MAX_NAMED_WRITES = 255
-_MAX_AMBIGUITY = 64
+_MAX_AMBIGUITY = 4096
 _WITH_VALUE = (Encoding.RAW, Encoding.PATCH, Encoding.OBJECT)
 
 
@@ -30,11 +30,17 @@ def name_writes(steps: Sequence[Sequence[int]]) -> bytes | None:
     """The column for writes given by their checksums, nearest ancestor first.
 
     Returns:
-        The column, or None if an ancestor has too many writes to be named.
+        The column, or None if an ancestor has too many writes to be named, or two that differ
+        and would have one name.
     """
-    if any(len(step) > MAX_NAMED_WRITES for step in steps):
+    if any(len(step) > MAX_NAMED_WRITES or _clashes(step) for step in steps):
         return None
     return b"".join(bytes([len(step)]) + b"".join(map(name_of, step)) for step in steps)
+
+
+def _clashes(checksums: Sequence[int]) -> bool:
+    distinct = set(checksums)
+    return len(set(map(name_of, distinct))) < len(distinct)
 
 
 def _named(column: bytes) -> Iterator[list[bytes]]:
@@ -100,19 +106,17 @@ class Dictionaries:
     def _write_choices(self, record: Record) -> list[tuple[Record, ...]]:
         if not record.dictionary:
             return [()]
-        slots: list[list[Record]] = []
+        steps: list[list[tuple[Record, ...]]] = []
         ancestors = self._ancestors(record)
         for names in _named(record.dictionary):
             checkpoint_id = next(ancestors, None)
             key = (record.checkpoint_ns, checkpoint_id or "", record.channel or "")
-            at_hand = _distinct(self._writes.get(key, ()))
-            slots = [
-                *([w for w in at_hand if name_of(w.checksum or 0) == name] for name in names),
-                *slots,
-            ]
-        if not all(slots):
-            return []
-        return list(islice(product(*slots), _MAX_AMBIGUITY))
+            found = _assigned(names, _distinct(self._writes.get(key, ())))
+            if not found:
+                return []
+            steps.append(found)
+        chosen = islice(product(*reversed(steps)), _MAX_AMBIGUITY)
+        return [tuple(chain.from_iterable(choice)) for choice in chosen]
 
     def _ancestors(self, record: Record) -> Iterator[str]:
         seen = {record.checkpoint_id}
@@ -123,6 +127,42 @@ class Dictionaries:
             seen.add(parent)
             yield parent
             current = self._view.ancestor(record.checkpoint_ns, parent)
+
+
+def _assigned(names: Sequence[bytes], writes: Sequence[Record]) -> list[tuple[Record, ...]]:
+    """Which of a checkpoint's writes the names may stand for, likeliest first.
+
+    A name that stands twice for two writes was given to them in their order; or it stands for
+    one content that was written twice.
+    """
+    wanted = Counter(names)
+    found: dict[bytes, list[Record]] = {name: [] for name in wanted}
+    for write in writes:
+        if (name := name_of(write.checksum or 0)) in found:
+            found[name].append(write)
+    ways = [
+        [dict(enumerate(way)) for way in _ways(found[name], times)]
+        for name, times in wanted.items()
+    ]
+    assigned = []
+    for combined in islice(product(*ways), _MAX_AMBIGUITY):
+        of_name = dict(zip(wanted, combined, strict=True))
+        met: Counter[bytes] = Counter()
+        chosen = []
+        for name in names:
+            chosen.append(of_name[name][met[name]])
+            met[name] += 1
+        assigned.append(tuple(chosen))
+    return assigned
+
+
+def _ways(writes: Sequence[Record], times: int) -> Iterator[tuple[Record, ...]]:
+    """Ways to fill so many places: with different writes in every order, then with repetitions."""
+    if times == 1:
+        yield from ((write,) for write in writes)
+        return
+    yield from islice(permutations(writes, times), _MAX_AMBIGUITY)
+    yield from (way for way in product(writes, repeat=times) if len(set(map(id, way))) < times)
 
 
 def _distinct(records: Iterable[Record]) -> list[Record]:

@@ -186,7 +186,8 @@ class PartitionManifest:
     retired: Mapping[str, float | None] = field(default_factory=dict)
     """Replaced runs, likewise."""
     condemned: tuple[str, ...] = ()
-    """Objects that nothing names, to be deleted: every job that began earlier has lost."""
+    """Objects that nothing names, to be deleted: every job that began earlier has lost, and a later
+    one names none of them."""
     hidden: Mapping[str, HiddenRows] = field(default_factory=dict)
     """The threads whose hidden rows wait to be dropped."""
     unfolded: Mapping[str, str] = field(default_factory=dict)

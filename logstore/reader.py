@@ -13,10 +13,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from logstore.cache import ByteCache, VersionedCache
+from logstore.clock import Elapsed
 from logstore.errors import MissingDataError, ObjectNotFoundError
 from logstore.keys import partition_manifest_key, snapshot_manifest_key
 from logstore.lineage import Lineage
@@ -75,6 +76,8 @@ class ThreadRead:
     """For each writer: the greatest lane position with stored records of the thread."""
     version: ReadVersion | None = None
     """By which what follows from the read may be kept; None if it may not be kept."""
+    seen: Elapsed = field(default_factory=Elapsed)
+    """Since it was read, or found to be so still."""
 
     @property
     def size(self) -> int:
@@ -180,7 +183,7 @@ class ThreadReader:
         version = None if pending else ReadVersion.of(found, tail)
         known = self._reads.get((thread_id, "head"), version)
         if known is not None:
-            return replace(known, listing=listing)
+            return replace(known, listing=listing, seen=Elapsed())
         stored = tail.records(thread_id)
         positions = positions_of(stored, manifest.positions)
         fresh = [*stored, *pending]
@@ -315,19 +318,6 @@ class ThreadReader:
     def decoder(self, read: ThreadRead, patched: Patched | None = None) -> ValueDecoder:
         """Decodes the values of a read's records; what is in `patched` it need not decode."""
         return self._values.decoder(read.view, read.runs, patched)
-
-
-class Elapsed:
-    """Time since its creation that counts a suspended machine as well."""
-
-    def __init__(self) -> None:
-        """Begin to count."""
-        self._monotonic = time.monotonic()
-        self._wall = time.time()
-
-    def seconds(self) -> float:
-        """The longer of what the monotonic and the wall clock say."""
-        return max(time.monotonic() - self._monotonic, time.time() - self._wall)
 
 
 def until_stable(attempt: Callable[[], T]) -> T:

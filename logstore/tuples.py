@@ -121,7 +121,12 @@ class TupleBuilder:
             if record.kind == Kind.BLOB and record.version is not None
         }
         known = tuple(
-            KnownWrite(w.channel or "", w.checksum or 0, self._decoder.load([w])[0][1])
+            KnownWrite(
+                w.channel or "",
+                w.checksum or 0,
+                self._decoder.load([w])[0][1],
+                seen=self._read.seen,
+            )
             for w in writes
         )
         place = (checkpoint.thread_id, checkpoint.checkpoint_ns, checkpoint.checkpoint_id)
@@ -130,7 +135,7 @@ class TupleBuilder:
         )
         parent = checkpoint.parent_checkpoint_id
         above = None if parent is None else (*place[:2], parent)
-        self._learn(place, Known(bases, known, fresh, above))
+        self._learn(place, Known(bases, known, fresh, above, self._read.seen))
 
     def _values_at(self, checkpoint: Record) -> dict[str, Record]:
         """The record of each channel's value at the checkpoint, by channel."""

@@ -145,7 +145,7 @@ def test_a_job_never_names_an_object_that_was_swept_while_it_slept(place: Place)
             settings = store.settings()
             assert settings is not None
             plan = make_plan(store, settings, 0)
-            Sweep(store, plan, plan.manifest, "sweeper", 0).run()
+            store.objects.delete(Sweep(store, plan, plan.manifest, "sweeper", 0).run().gone)
         assert stored not in place.keys("values/")
         held.release()
         assert {p.outcome for p in slow.result().partitions} == {Outcome.COMMITTED}

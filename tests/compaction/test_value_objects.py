@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from langgraph.channels.delta import DeltaChannel
@@ -11,9 +13,13 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from compactor.channels import default_serde, table_of
 from compactor.job import Job
+from compactor.report import Outcome
 from compactor.verify import verify
 from logstore.erase import prove_erasure
 from logstore.errors import CorruptObjectError, MissingDataError
+from logstore.objects import open_object_store
+from logstore.store import LogStore
+from logstore.testing.pausing import PausingStore
 from tests.compaction.damage import flip, remove
 from tests.helpers import Place, Script, append, assert_same_tuple, memory_place, rebuilt, thread
 
@@ -181,3 +187,59 @@ def test_a_value_that_is_gone_or_damaged_is_an_error_that_names_it(place: Place)
         found = saver.get_tuple(thread())
         assert found is not None
         assert found.checkpoint["channel_values"] == {"x": 1}, "the head does not need it"
+
+
+def test_a_missing_value_is_an_error_of_the_job_and_no_lost_race(place: Place) -> None:
+    script = Script([place.saver()])
+    line = script.chain(3)
+    script.write(line[-1], large(1))
+    last = script.put(line[-1])
+    place.compact()
+    remove(place, *place.keys("values/"))
+    script.chain(4, last)
+    with pytest.raises(MissingDataError, match="values/"):
+        jobs(place)
+
+
+def test_a_sweep_deletes_nothing_that_a_later_job_is_about_to_name(place: Place) -> None:
+    """A stale job forgets an object, a sweep has found it unnamed, a third job names it again."""
+    script = Script([place.saver()])
+    base = large(1, 60_000).hex()
+    value = [base + large(2, 8_000).hex()]
+    last = script.put(updates=("d", "x"), values={"x": [base]})
+    script.writes(last, [("d", value)])
+    for number in range(6):
+        last = script.put(last)
+        script.writes(last, [("d", [large(10 + number, 20_000).hex()])])
+    last = script.put(last)
+    stale, sweeping, later = (PausingStore(open_object_store(place.uri)) for _ in range(3))
+
+    def job(objects: PausingStore, channels: Any, purge: bool = False) -> Outcome:
+        store = LogStore(objects)
+        compaction = Job(store, table_of(channels=channels), default_serde(), purge=purge)
+        return compaction.run().partitions[0].outcome
+
+    with (
+        ThreadPoolExecutor(3) as pool,
+        stale.hold(lambda m, k: m.startswith("get") and k.endswith("/manifest")) as reading,
+        sweeping.hold(lambda m, k: m == "list" and k.startswith("snapshots/")) as listing,
+        later.hold(lambda m, k: m == "compare_and_swap" and k.startswith("manifests/")) as swap,
+    ):
+        first = pool.submit(job, stale, D)
+        reading.wait_until_blocked()
+        second = pool.submit(job, sweeping, {}, True)
+        listing.wait_until_blocked()
+        script.savers = [place.saver()]
+        at = script.put(last, updates=("x",), values={"x": value})
+        script.put(at, updates=("x",), values={"x": 1})
+        third = pool.submit(job, later, {})
+        swap.wait_until_blocked()
+        for held, running in ((reading, first), (listing, second), (swap, third)):
+            held.release()
+            running.result(30)
+    jobs(place, 2)
+    with place.fresh() as saver:
+        found = saver.get_tuple(thread("t", "", at))
+        assert found is not None
+        assert found.checkpoint["channel_values"]["x"] == value
+    assert_sound(place)

@@ -251,7 +251,7 @@ def test_ten_lost_races_in_a_row_delete_no_live_object_and_leave_none_over(
     world: World, inline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not inline:
-        monkeypatch.setattr(compactor.publish, "INLINE_BYTES", 64)
+        monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 64)
     calls: list[Call] = []
     for number in range(10):
         more = conversation(2, begin=2 * number)
@@ -263,7 +263,7 @@ def test_ten_lost_races_in_a_row_delete_no_live_object_and_leave_none_over(
     with world.saver() as saver:
         play(more, saver)
     for _ in range(3):
-        world.compact()
+        world.compact(purge=True)
     world.agree(model_of(*calls, *more))
     assert not world.segments()
     assert left_over(world, THREAD) == set()
@@ -272,7 +272,7 @@ def test_ten_lost_races_in_a_row_delete_no_live_object_and_leave_none_over(
 def test_lost_races_for_a_snapshot_manifest_leave_no_object_over(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compactor.publish, "INLINE_BYTES", 64)
+    monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 64)
     calls: list[Call] = []
     for number in range(3):
         more = conversation(4, begin=4 * number)
@@ -293,6 +293,6 @@ def test_lost_races_for_a_snapshot_manifest_leave_no_object_over(
     with world.saver() as saver:
         play(conversation(1, begin=12), saver)
     for _ in range(3):
-        world.compact()
+        world.compact(purge=True)
     world.agree(model_of(*calls, *conversation(1, begin=12)))
     assert left_over(world, THREAD) == set()

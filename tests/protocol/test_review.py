@@ -267,7 +267,7 @@ def test_a_job_that_does_not_decide_anew_takes_a_late_write_back(
         return decide(self, replace(known, generation=old.generation), *rest)
 
     monkeypatch.setattr(Publisher, "_advance", stubborn)
-    monkeypatch.setattr(compactor.publish, "INLINE_BYTES", 0)
+    monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 0)
     calls = late_write_between_two_jobs(world)
     # The manifest no longer names the late write's segment, and readers fetch it again;
     # what the other job's manifest vouched for is gone.

@@ -585,7 +585,7 @@ def test_objects_of_a_swap_that_landed_late_stay_when_their_job_then_fails(
 ) -> None:
     # The first swap of the snapshot manifest is not answered, and lands when the job sends
     # its second, which therefore loses. Before the third the store stops answering.
-    monkeypatch.setattr(compactor.publish, "INLINE_BYTES", 64)
+    monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 64)
     calls = conversation(8)
     written(world, calls)
     faulty = FaultyStore(world.objects)
@@ -655,7 +655,7 @@ def test_a_job_whose_runs_were_merged_and_deleted_while_it_slept_has_lost_and_sa
 def test_a_job_that_finds_its_snapshot_objects_deleted_has_lost_and_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compactor.publish, "INLINE_BYTES", 64)
+    monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 64)
     calls, more, last = conversation(10), conversation(4, begin=10), conversation(4, begin=14)
     written(world, calls)
     world.compact()

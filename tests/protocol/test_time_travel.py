@@ -22,7 +22,8 @@ def long(request: pytest.FixtureRequest) -> Iterator[tuple[World, int]]:
     world = World(partitions=1, short_grace_s=SHORT_GRACE_S, long_grace_s=LONG_GRACE_S)
     length = request.param
     step = length // JOBS
-    with world.saver(durability="buffered") as saver:
+    # Held until the flush: how many segments the tail has must not follow from the machine's load.
+    with world.saver(durability="buffered", hold_s=600.0) as saver:
         for begin in range(0, length, step):
             play(conversation(step, begin=begin), saver)
             saver.flush()

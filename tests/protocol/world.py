@@ -261,11 +261,13 @@ class World:
         """Open a saver of its own."""
         return LogStoreSaver(self.store(wrap, objects=objects, **options), durability=durability)
 
-    def compact(self, k: int = K, *, objects: ObjectStore | None = None) -> PartitionReport:
+    def compact(
+        self, k: int = K, *, objects: ObjectStore | None = None, purge: bool = False
+    ) -> PartitionReport:
         """Run one whole job on the first partition."""
         store = self.store(objects=objects)
         try:
-            return Job(store, table(k), default_serde()).run([0]).partitions[0]
+            return Job(store, table(k), default_serde(), purge=purge).run([0]).partitions[0]
         finally:
             store.close()
 

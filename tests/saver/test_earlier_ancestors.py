@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from logstore import LogStoreSaver
+from logstore.dictionary import name_of
+from logstore.records import checksum_of
 from tests.helpers import Place, Script, append, memory_place, thread
 
 D = {"d": DeltaChannel(append, list, snapshot_frequency=2)}
@@ -104,3 +108,36 @@ def test_nothing_is_made_against_a_write_that_was_hidden_before_its_checkpoint_w
     at = script.put(last, updates=("d",), values={"d": _DeltaSnapshot([LARGE, "after"])})
     assert stored(place, at) == "raw"
     assert value_of(place, at) == [LARGE, "after"]
+
+
+def clashing_pairs(number: int) -> list[tuple[str, str]]:
+    """Pairs of writes whose names in a dictionary are the same."""
+    serde = JsonPlusSerializer()
+    seen: dict[bytes, str] = {}
+    pairs: list[tuple[str, str]] = []
+    for serial in count():
+        text = f"message {serial}"
+        name = name_of(checksum_of(*serde.dumps_typed([text])))
+        if name in seen:
+            pairs.append((seen.pop(name), text))
+            if len(pairs) == number:
+                break
+        else:
+            seen[name] = text
+    return pairs
+
+
+@pytest.mark.parametrize("jobs", [0, 2])
+def test_writes_whose_names_clash_do_not_hide_a_value(place: Place, jobs: int) -> None:
+    script = Script([place.saver()])
+    last = script.put(updates=("d",), values={"d": _DeltaSnapshot([LARGE])})
+    state: list[object] = [LARGE]
+    for pair in clashing_pairs(8):
+        for task, text in enumerate(pair):
+            script.write(last, text, task=f"t{task}")
+            state.append(text)
+        last = script.put(last)
+    at = script.put(last, updates=("d",), values={"d": _DeltaSnapshot(state)})
+    for _ in range(jobs):
+        place.compact(channels=D)
+    assert value_of(place, at) == state

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from logstore import LogStoreSaver
 from logstore.errors import LogStoreError, ThreadPoisonedError
@@ -146,3 +147,35 @@ def test_a_put_whose_outcome_is_unknown_takes_what_was_made_against_it_along(nam
     assert found is not None
     assert found.checkpoint["channel_values"]["x"] == LARGE
     assert not found.pending_writes
+
+
+class SlowSerde(JsonPlusSerializer):
+    """Does something while it serialises one value."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        if obj == "slow" and self.meanwhile is not None:
+            self.meanwhile()
+        return super().dumps_typed(obj)
+
+
+def test_a_put_is_refused_if_what_it_is_made_against_fails_while_it_is_made(name: str) -> None:
+    rig = Rig(name, "strict")
+    serde = SlowSerde()
+    rig.saver.serde = serde
+    first = rig.script.put()
+    with rig.pausing.hold(is_segment) as held:
+        write = rig.pool.submit(lambda: rig.script.write(first, LARGE))
+        held.wait_until_blocked()
+
+        def fail_the_write() -> None:
+            rig.faulty.fail_when(is_segment, Fault.REFUSED, times=1)
+            held.release()
+            write.exception(10)
+
+        serde.meanwhile = fail_the_write
+        with pytest.raises(LogStoreError):
+            rig.script.put(first, updates=("x", "d"), values={"x": "slow", "d": [LARGE]})
+    assert isinstance(write.exception(), LogStoreError)
+    assert all(record.checkpoint_id == first for record in rig.stored())
