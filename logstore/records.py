@@ -253,8 +253,12 @@ def _earlier(a: Record, b: Record) -> bool:
 
 def merge(records: Iterable[Record]) -> dict[Key, Record]:
     """Merge records into one winner a key."""
-    merged: dict[Key, Record] = {}
-    for record in distinct(records):
+    given = list(records)
+    merged = {key_of(record): record for record in given}
+    if len(merged) == len(given):
+        return merged
+    merged.clear()
+    for record in distinct(given):
         key = key_of(record)
         other = merged.get(key)
         merged[key] = record if other is None else winner(other, record)
