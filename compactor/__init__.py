@@ -34,6 +34,7 @@ def compact(
     progress: Progress | None = None,
     memory: str | None = None,
     hidden_grace_s: float = HIDDEN_GRACE_S,
+    keep: Collection[str] = (),
     **backend: Any,
 ) -> Report:
     """Run one compaction job.
@@ -51,6 +52,7 @@ def compact(
         progress: is called after each partition.
         memory: what the job may hold at a time, such as `256MB`; 512 MB by default.
         hidden_grace_s: how long checkpoints that a prune has hidden are kept at least.
+        keep: the tables to keep for analytics, of `messages` and `tool_calls`.
         backend: options of the object store, if `store` is a URI.
 
     Returns:
@@ -76,6 +78,7 @@ def compact(
             max_runtime_s=max_runtime_s,
             memory=budget,
             hidden_grace_s=hidden_grace_s,
+            keep=keep,
         )
         return job.run(partitions, progress)
     finally:

@@ -17,6 +17,7 @@ from compactor.options import (
     Config,
     Frequency,
     Graph,
+    Keep,
     Memory,
     Partitions,
     Serde,
@@ -97,6 +98,7 @@ def run(
         bool, typer.Option("--dry-run", help="Show what the job would do, and write nothing.")
     ] = False,
     memory: Memory = None,
+    keep: Keep = None,
     json: Json = False,
 ) -> None:
     """Run one job: merge, fold, publish, commit, delete what has passed its grace.
@@ -116,7 +118,7 @@ def run(
 
       compactor run --config config.yaml
     """
-    operation = operation_of(graph, config, serde, frequency, retention, memory)
+    operation = operation_of(graph, config, serde, frequency, retention, memory, keep)
     limit_heap()
     if dry_run and purge:
         raise InvalidOptionError("--dry-run writes nothing, so there is nothing to purge")
@@ -144,6 +146,7 @@ def run(
             operation.serde,
             max_runtime_s=max_runtime,
             memory=operation.memory,
+            keep=operation.keep,
         )
         report = job.run(chosen)
     planned = {} if plan is None else plan.to_dict()
@@ -167,7 +170,14 @@ def _run_purge(
 ) -> None:
     settings = store.settings()
     grace_s = settings.short_grace_s if settings else 0.0
-    job = Job(store, operation.table, operation.serde, purge=True, memory=operation.memory)
+    job = Job(
+        store,
+        operation.table,
+        operation.serde,
+        purge=True,
+        memory=operation.memory,
+        keep=operation.keep,
+    )
     first, last = run_purge(job, grace_s, partitions, tell)
     if json:
         print_json({**first.to_dict(), "purge": last.to_dict()})
@@ -186,6 +196,7 @@ def serve_(
     retention: SnapshotRetention = None,
     partitions: Partitions = None,
     memory: Memory = None,
+    keep: Keep = None,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="The pause between two jobs.")
     ] = 30.0,
@@ -196,12 +207,14 @@ def serve_(
 
       compactor serve s3://bucket/agents --graph my_app.agent:graph --interval 30
     """
-    operation = operation_of(graph, config, serde, frequency, retention, memory)
+    operation = operation_of(graph, config, serde, frequency, retention, memory, keep)
     limit_heap()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with existing_store(uri_of(uri, config), operation.memory.store_options()) as store:
         chosen = parse_partitions(partitions)
-        job = Job(store, operation.table, operation.serde, memory=operation.memory)
+        job = Job(
+            store, operation.table, operation.serde, memory=operation.memory, keep=operation.keep
+        )
         hourly = HourlyRetention(store, operation.retention)
 
         def run_job() -> Report:

@@ -17,6 +17,9 @@
     namespace = ""                        # a pattern; "" is the root graph
     thread_prefix = ""
 
+    [analytics]
+    keep = ["messages", "tool_calls"]     # tables that are kept, so that no reader decodes them
+
     [retention]                           # what is not kept for ever; without it all is
     max_age = "90d"                       # threads that nobody wrote to for so long are deleted
     newest = 50                           # so many checkpoints of each namespace are kept
@@ -31,7 +34,7 @@ section `database` names the channel mode, the cadence of the messages, and the 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,7 @@ from compactor.channels import (
     default_serde,
     graph_rules,
 )
+from compactor.kept import check_keep
 from compactor.memory import MemoryBudget
 from compactor.policy import Retention
 from compactor.retention import RetentionPolicy, only_keys
@@ -53,7 +57,10 @@ from logstore.config import load_config, load_object
 from logstore.errors import InvalidOptionError
 from logstore.modes import MESSAGES
 
-_TOP_KEYS = {"graph", "serde", "snapshot_frequency", "memory", "channels", "snapshots", "retention"}
+_TOP_KEYS = {
+    *("graph", "serde", "snapshot_frequency", "memory"),
+    *("channels", "snapshots", "analytics", "retention"),
+}
 _CHANNEL_KEYS = {"reducer", "type", "snapshot_frequency", "namespace", "thread_prefix"}
 
 
@@ -65,6 +72,8 @@ class Operation:
     serde: SerializerProtocol
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     memory: MemoryBudget = field(default_factory=MemoryBudget)
+    keep: frozenset[str] = frozenset()
+    """The tables to keep for analytics."""
 
 
 def load_operation(
@@ -75,6 +84,7 @@ def load_operation(
     frequency: int | None = None,
     retention: str | None = None,
     memory: str | None = None,
+    keep: Collection[str] | None = None,
 ) -> Operation:
     """Read the command's options and the configuration file; an option wins over the file.
 
@@ -83,7 +93,7 @@ def load_operation(
         ReducerImportError: an import path does not resolve.
     """
     if config is not None and is_of_application(config):
-        return _of_application(config, graph, serde, frequency, retention, memory)
+        return _of_application(config, graph, serde, frequency, retention, memory, keep)
     doc = _read(config) if config is not None else {}
     frequency = frequency if frequency is not None else _positive(doc, "snapshot_frequency", config)
     graph = graph or doc.get("graph")
@@ -101,7 +111,8 @@ def load_operation(
     policy = RetentionPolicy.parse(doc.get("retention", {}), f"{config}")
     size = memory or doc.get("memory")
     budget = MemoryBudget() if size is None else MemoryBudget.parse(f"{size}")
-    return Operation(ChannelTable(rules, thinning), chosen, policy, budget)
+    kept = check_keep(_kept(doc, config) if keep is None else keep)
+    return Operation(ChannelTable(rules, thinning), chosen, policy, budget, kept)
 
 
 def is_of_application(path: Path) -> bool:
@@ -116,10 +127,16 @@ def _of_application(
     frequency: int | None,
     retention: str | None,
     memory: str | None,
+    keep: Collection[str] | None,
 ) -> Operation:
     """The application's own config.yaml: in delta mode its messages are folded at its cadence."""
     found = load_operation(
-        graph=graph, serde=serde, frequency=frequency, retention=retention, memory=memory
+        graph=graph,
+        serde=serde,
+        frequency=frequency,
+        retention=retention,
+        memory=memory,
+        keep=keep,
     )
     k = load_config(path).database.snapshot_frequency
     if k is None:
@@ -150,6 +167,17 @@ def _snapshot_retention(doc: Mapping[str, Any], path: Path | None) -> str:
         raise InvalidOptionError(f"{path}: write the policy for snapshots as a table, [snapshots]")
     only_keys(table, {"retention"}, f"{path}, [snapshots]")
     return str(table.get("retention", "all"))
+
+
+def _kept(doc: Mapping[str, Any], path: Path | None) -> list[str]:
+    table = doc.get("analytics", {})
+    if not isinstance(table, dict):
+        raise InvalidOptionError(f"{path}: write what analytics keep as a table, [analytics]")
+    only_keys(table, {"keep"}, f"{path}, [analytics]")
+    names = table.get("keep", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidOptionError(f"{path}, [analytics]: keep is a list of names, not {names!r}")
+    return names
 
 
 def _positive(doc: Mapping[str, Any], key: str, where: object) -> int | None:

@@ -20,6 +20,7 @@ from compactor.channels import ChannelTable
 from compactor.commit import commit
 from compactor.drop import Drop, plan_drop
 from compactor.fold import Folder
+from compactor.kept import Keeper, KeptChange
 from compactor.memory import MemoryBudget
 from compactor.merge import merge_tables
 from compactor.output import RunWriter
@@ -28,7 +29,7 @@ from compactor.plan import Plan, holds_any
 from compactor.publish import Publisher
 from compactor.report import Outcome, PartitionReport
 from logstore.keys import SegmentName
-from logstore.manifest import HiddenRows, RunEntry
+from logstore.manifest import HiddenRows, PartitionManifest, RunEntry
 from logstore.reader import ThreadRead
 from logstore.records import Record, RowName, ValueRef, name_of_row
 from logstore.segment import records_to_table, table_to_records
@@ -115,6 +116,8 @@ class Dropper:
         self._job = f"{job}.{plan.partition}.{secrets.token_hex(4)}"
         self._folder = Folder(serde, self._job, plan.generation, store.stamp)
         self._publisher = Publisher(store, plan, table, self._folder, self._job, whole=True)
+        # What is kept of the threads is marked as stale; the next job makes it anew.
+        self._keeper = Keeper(store, plan, self._job, frozenset(), memory)
 
     def run(self, threads: Sequence[str], grace_s: float) -> PartitionReport:
         """Drop what can go of some threads.
@@ -137,7 +140,10 @@ class Dropper:
         with tempfile.TemporaryDirectory(prefix="compactor-") as folder:
             runs = self._rewritten(Path(folder), rewrite, touched)
             extra = self._of_added(Path(folder), added)
-        return self._commit(drops, runs, extra, len(rewrite.gone))
+            following = self._following(drops, runs, extra)
+            changed = {*touched, *(record.thread_id for record in added)}
+            kept = self._keeper.run(following, changed, touched, Path(folder))
+        return self._commit(kept.applied_to(following), runs, extra, kept, len(rewrite.gone))
 
     def _decide(self, thread_id: str, grace_s: float, added: list[Record]) -> Drop:
         """What goes of a thread; what stands for it is put into `added`."""
@@ -200,13 +206,13 @@ class Dropper:
 
     # -- committing --------------------------------------------------------------
 
-    def _commit(
+    def _following(
         self,
         drops: Mapping[str, Drop],
         runs: Mapping[str, tuple[RunEntry, ...]],
         extra: Sequence[RunEntry],
-        rows: int,
-    ) -> PartitionReport:
+    ) -> PartitionManifest:
+        """The next manifest, but for the kept tables."""
         manifest = self._plan.manifest
         hidden = dict(manifest.hidden)
         for thread_id, drop in drops.items():
@@ -215,8 +221,7 @@ class Dropper:
             else:
                 del hidden[thread_id]
         left = (new for run in manifest.runs for new in runs.get(run.key, (run,)))
-        written = [*(new for entries in runs.values() for new in entries), *extra]
-        following = replace(
+        return replace(
             manifest,
             generation=self._plan.generation,
             job=self._job,
@@ -224,17 +229,27 @@ class Dropper:
             retired={**manifest.retired, **dict.fromkeys(runs)},
             hidden=hidden,
         )
-        size = commit(self._store, following, self._plan.etag)
+
+    def _commit(
+        self,
+        following: PartitionManifest,
+        runs: Mapping[str, tuple[RunEntry, ...]],
+        extra: Sequence[RunEntry],
+        kept: KeptChange,
+        rows: int,
+    ) -> PartitionReport:
+        written = [*(new for entries in runs.values() for new in entries), *extra]
+        size = kept.bytes_written + commit(self._store, following, self._plan.etag)
         return PartitionReport(
-            manifest.partition,
+            following.partition,
             Outcome.COMMITTED,
             runs_merged=len(runs),
             runs_written=len(written),
             rows_written=sum(run.rows for run in written),
             bytes_written=size + sum(run.size for run in written),
-            hiding=len(hidden),
+            hiding=len(following.hidden),
             rows_dropped=rows,
-            waiting=len(manifest.merged) + len(manifest.retired) + len(runs),
+            waiting=len(following.merged) + len(following.retired),
         )
 
 

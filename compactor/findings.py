@@ -30,6 +30,8 @@ class Problem(StrEnum):
     """A manifest tells of less than what is stored, or of something else."""
     WRONG_SNAPSHOT = "wrong snapshot"
     """A snapshot is not the value of LangGraph's own walk."""
+    WRONG_ROWS = "wrong rows"
+    """A kept table has other rows of a thread than its values give."""
     BROKEN_LAW = "broken law"
     """A reducer gives different values for the same writes."""
     CHANGED_REDUCER = "changed reducer"

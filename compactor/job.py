@@ -22,10 +22,12 @@ from compactor.channels import ChannelTable
 from compactor.commit import commit
 from compactor.dropping import HIDDEN_GRACE_S, Dropper, threads_due
 from compactor.fold import Folder
+from compactor.kept import Keeper, KeptChange, check_keep
 from compactor.memory import MemoryBudget, return_freed
 from compactor.merger import MergeOutput, Merger
 from compactor.plan import (
     Plan,
+    deleted_threads,
     last_commit,
     make_plan,
     manifest_etag,
@@ -42,6 +44,7 @@ from logstore.errors import (
     MissingDataError,
     ObjectNotFoundError,
 )
+from logstore.keys import is_run_key
 from logstore.manifest import HiddenRows, PartitionManifest
 from logstore.reader import until_stable
 from logstore.records import Record
@@ -68,6 +71,7 @@ class Job:
         max_runtime_s: float | None = None,
         memory: MemoryBudget | None = None,
         hidden_grace_s: float = HIDDEN_GRACE_S,
+        keep: Collection[str] = (),
     ) -> None:
         """Compact `store`, folding what `table` names with `serde`.
 
@@ -82,6 +86,10 @@ class Job:
                 and the next job goes on with the partitions that have waited longest.
             memory: what it may hold; `store` is best opened with its `store_options`.
             hidden_grace_s: how long hidden checkpoints are kept at least.
+            keep: the tables to keep for analytics, of `messages` and `tool_calls`.
+
+        Raises:
+            InvalidOptionError: another table is to be kept.
         """
         self.id = f"job{secrets.token_hex(8)}"
         self._store = store
@@ -92,6 +100,7 @@ class Job:
         self._max_runtime_s = max_runtime_s
         self._memory = memory or MemoryBudget()
         self._hidden_grace_s = hidden_grace_s
+        self._keep = check_keep(keep)
 
     def run(
         self, partitions: Collection[int] | None = None, progress: Progress | None = None
@@ -181,6 +190,7 @@ class Job:
             self.id,
             purge=self._purge,
             memory=self._memory,
+            keep=self._keep,
         )
 
     @property
@@ -213,8 +223,9 @@ class PartitionJob:
         *,
         purge: bool = False,
         memory: MemoryBudget | None = None,
+        keep: frozenset[str] = frozenset(),
     ) -> None:
-        """Carry out `plan`; `purge` and `memory` as in `Job`."""
+        """Carry out `plan`; `purge`, `memory` and `keep` as in `Job`."""
         self._memory = memory or MemoryBudget()
         self._purge = purge
         settings = plan.settings
@@ -225,6 +236,7 @@ class PartitionJob:
         self._job = f"{job}.{plan.partition}.{secrets.token_hex(4)}"
         self._folder = Folder(serde, self._job, plan.generation, store.stamp)
         self._publisher = Publisher(store, plan, table, self._folder, self._job)
+        self._keeper = Keeper(store, plan, self._job, keep, self._memory)
 
     def run(self, parallel: int = 8) -> PartitionReport:
         """Do it.
@@ -241,26 +253,34 @@ class PartitionJob:
         )
         manifest, report = self._collect(report)
         sweeps = self._sweeps()
-        condemned = orphans(self._store, plan) if plan.tail.segments or sweeps else []
-        if self._is_idle(manifest) and not sweeps:
+        condemned: list[str] = []
+        if plan.tail.segments or sweeps:
+            condemned = orphans(self._store, plan, tables=sweeps)
+        idle = self._is_idle(manifest) and not sweeps
+        if idle and not self._keeper.is_due:
             return report
         if sweeps or not manifest.generation:  # before the first commit there is nothing to find
             manifest = replace(manifest, swept=plan.listing.date)
         with tempfile.TemporaryDirectory(prefix="compactor-") as folder:
             published, output = self._publish_and_merge(Path(folder), parallel)
-        report = _count(report, plan, published, output)
-        committed = self._next_manifest(manifest, output, condemned, published, report)
+            report = _count(report, plan, published, output)
+            committed = self._next_manifest(manifest, output, condemned, published, report)
+            change = self._change_kept(committed, Path(folder))
+        if idle and change.kept == manifest.kept:
+            return report
+        committed = change.applied_to(committed)
         swept = Swept()
         if sweeps:
             swept = Sweep(self._store, plan, committed, self._job, self._grace_s).run()
-            committed = replace(committed, condemned=(*condemned, *swept.gone))
-        size = commit(self._store, committed, plan.etag)
+            committed = replace(committed, condemned=(*committed.condemned, *swept.gone))
+        size = change.bytes_written + commit(self._store, committed, plan.etag)
         if committed.condemned:
             self._store.objects.delete(committed.condemned)
         return replace(
             report,
             outcome=Outcome.COMMITTED,
             bytes_written=report.bytes_written + size,
+            threads_kept=change.threads,
             objects_deleted=report.objects_deleted + len(committed.condemned),
             hiding=len(committed.hidden),
             waiting=len(committed.merged) + len(committed.retired) + swept.waiting,
@@ -299,13 +319,14 @@ class PartitionJob:
         """
         manifest, expired = self._plan.manifest, self._plan.expired(self._grace_s)
         gone = [*expired.merged, *expired.retired, *manifest.condemned]
+        runs = [key for key in expired.retired if is_run_key(key)]
         if gone:
             self._store.objects.delete(gone)
         report = replace(
             report,
             segments_deleted=len(expired.merged),
-            runs_deleted=len(expired.retired),
-            objects_deleted=len(manifest.condemned),
+            runs_deleted=len(runs),
+            objects_deleted=len(expired.retired) - len(runs) + len(manifest.condemned),
         )
         left = replace(
             manifest,
@@ -334,6 +355,12 @@ class PartitionJob:
 
     # -- committing --------------------------------------------------------------
 
+    def _change_kept(self, following: PartitionManifest, folder: Path) -> KeptChange:
+        """What becomes of the tables that are kept."""
+        fresh = self._plan.fresh
+        touched = fresh["thread_id"].unique().to_pylist()
+        return self._keeper.run(following, touched, deleted_threads(fresh), folder)
+
     def _next_manifest(
         self,
         left: PartitionManifest,
@@ -354,6 +381,7 @@ class PartitionJob:
             unfolded=report.unfolded if report.manifests else left.unfolded,
             changed=report.changed if report.manifests else left.changed,
             swept=left.swept,
+            kept=left.kept,
             totals=_totals(left, report),
         )
 

@@ -59,6 +59,13 @@ Memory = Annotated[
         show_default="512MB",
     ),
 ]
+Keep = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TABLES",
+        help="Tables to keep for analytics: messages, tool_calls, or both with a comma between.",
+    ),
+]
 Partitions = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Only these partitions, for example 0,3-5."),
@@ -112,6 +119,7 @@ def operation_of(
     frequency: int | None,
     retention: str | None = None,
     memory: str | None = None,
+    keep: str | None = None,
 ) -> Operation:
     """What the options and the configuration file name.
 
@@ -130,4 +138,5 @@ def operation_of(
         frequency=frequency,
         retention=retention,
         memory=memory,
+        keep=None if keep is None else [name.strip() for name in keep.split(",")],
     )

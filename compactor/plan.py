@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from compactor.lost import lost_manifest
 from compactor.memory import MemoryBudget
 from compactor.merge import merge_tables
 from logstore.errors import CorruptObjectError, ObjectNotFoundError
-from logstore.keys import partition_manifest_key, run_prefix
+from logstore.keys import partition_manifest_key, run_prefix, tables_prefix
 from logstore.manifest import PartitionManifest, RunEntry
 from logstore.objects.base import ObjectInfo
 from logstore.records import SCHEMA
@@ -210,28 +210,35 @@ def deleted_threads(table: pa.Table) -> list[str]:
     return threads
 
 
-def orphans(store: LogStore, plan: Plan) -> list[str]:
-    """Runs that nothing names and that are older than the long grace.
+def orphans(store: LogStore, plan: Plan, *, tables: bool = False) -> list[str]:
+    """Runs, and files of kept tables, that nothing names and that are older than the long grace.
 
     They were left by jobs that lost or were killed. A younger one may belong to a job that
     is about to commit.
 
+    Args:
+        store: the store.
+        plan: of the partition.
+        tables: whether to look for files of kept tables although none are named.
+
     Raises:
-        CorruptObjectError: one was made when a newer manifest existed: that one was lost, and
+        CorruptObjectError: a run was made when a newer manifest existed: that one was lost, and
             the run may be its.
         StartAgain: another job committed meanwhile.
     """
     named = {run.key for run in plan.manifest.runs} | plan.manifest.retired.keys()
-    unnamed = [
-        info
-        for page in store.objects.list(run_prefix(plan.partition))
-        for info in page.objects
-        if info.key not in named
-    ]
+    unnamed = _unnamed(store, run_prefix(plan.partition), named)
     for info in unnamed:
         _refuse_if_newer(store, plan, info)
+    kept = plan.manifest.kept.files
+    if kept or tables:
+        unnamed += _unnamed(store, tables_prefix(plan.partition), named | kept.keys())
     limit = plan.listing.date - plan.settings.long_grace_s
     return [info.key for info in unnamed if info.modified < limit]
+
+
+def _unnamed(store: LogStore, prefix: str, named: Collection[str]) -> list[ObjectInfo]:
+    return [i for page in store.objects.list(prefix) for i in page.objects if i.key not in named]
 
 
 def _refuse_if_newer(store: LogStore, plan: Plan, run: ObjectInfo) -> None:

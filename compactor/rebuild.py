@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -19,6 +20,7 @@ from compactor.channels import ChannelTable
 from compactor.digest import Digest
 from compactor.fold import Folder
 from compactor.job import Job, PartitionJob
+from compactor.kept import KeptChange, dropped
 from compactor.memory import MemoryBudget
 from compactor.plan import Plan, make_plan, manifest_etag, plan_from
 from compactor.publish import Publisher, PublishResult
@@ -119,6 +121,9 @@ class _PartitionRebuild(PartitionJob):
 
     def _is_idle(self, manifest: PartitionManifest) -> bool:
         return False
+
+    def _change_kept(self, following: PartitionManifest, folder: Path) -> KeptChange:
+        return dropped(following.kept)
 
     def _to_publish(self, fresh: pa.Table) -> list[tuple[str, pa.Table]]:
         found = dict(by_thread(fresh))

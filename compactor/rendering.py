@@ -74,6 +74,8 @@ def show_report(report: Report, verb: str = "compacted") -> None:
     console.print(rows)
     if dropped := report.total("rows_dropped"):
         console.print(f"dropped {dropped} rows of checkpoints that were hidden long enough ago")
+    if kept := report.total("threads_kept"):
+        console.print(f"made the kept rows of {kept} threads")
     show_reasons("no snapshots of", report.unfolded)
     show_reasons("another reducer in", report.changed)
     if report.unfinished:

@@ -32,7 +32,7 @@ class PartitionReport:
     bytes_read: int = 0
     run_bytes_written: int = 0
     bytes_written: int = 0
-    """Of runs, snapshot objects and manifests."""
+    """Of runs, snapshot objects, kept tables and manifests."""
     snapshots: int = 0
     """Snapshots made."""
     voided: int = 0
@@ -47,10 +47,12 @@ class PartitionReport:
     runs_deleted: int = 0
     hiding: int = 0
     """Threads whose hidden rows wait to be dropped."""
+    threads_kept: int = 0
+    """Threads whose rows in the kept tables were made."""
     rows_dropped: int = 0
     """Rows of hidden checkpoints that nothing needs any more."""
     objects_deleted: int = 0
-    """Snapshot objects and orphans deleted."""
+    """Snapshot objects, files of kept tables and orphans deleted."""
     waiting: int = 0
     """Objects that were merged, replaced or left over, and wait for their grace."""
     unfolded: dict[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from compactor.channels import ChannelTable
 from compactor.findings import Checked, Verification
 from compactor.sweep import named_by_runs
+from compactor.verify_kept import check_kept
 from compactor.verify_objects import PartitionObjects, check_objects, foreign_objects
 from compactor.verify_thread import check_thread
 from logstore.errors import ObjectNotFoundError
@@ -80,6 +81,7 @@ class _Verifier:
     def _partition(self, partition: int) -> Iterable[Checked]:
         found = until_stable(partial(check_objects, self._store, self._settings, partition))
         yield found.checked()
+        yield until_stable(partial(check_kept, self._store, partition))
         for number, thread_id in enumerate(sorted(found.threads), 1):
             self._progress(
                 f"partition {partition} of {self._settings.partitions}, thread {number} of "

@@ -16,6 +16,7 @@ from logstore.keys import (
     RUNS,
     SNAPSHOTS,
     STORE_JSON,
+    TABLES,
     VALUES,
     SegmentName,
     manifest_beside,
@@ -23,6 +24,7 @@ from logstore.keys import (
     run_prefix,
     snapshot_manifest_key,
     snapshots_prefix,
+    tables_prefix,
     values_prefix,
 )
 from logstore.manifest import PartitionManifest, RunEntry, SnapshotManifest
@@ -32,7 +34,7 @@ from logstore.tail import Listing, StartAgain
 
 _KEY = re.compile(
     rf"{STORE_JSON}|probe/[^/]+|{MANIFESTS}/partition=(?P<manifest>\d{{4}})"
-    rf"|(?:{LOG}|{RUNS}|{SNAPSHOTS}|{VALUES})/partition=(?P<folder>\d{{4}})/.+"
+    rf"|(?:{LOG}|{RUNS}|{SNAPSHOTS}|{VALUES}|{TABLES})/partition=(?P<folder>\d{{4}})/.+"
 )
 
 
@@ -108,6 +110,7 @@ class _ObjectCheck:
         found.date = listing.date
         self._segments(manifest, listing)
         self._runs(manifest, listing)
+        self._tables(manifest)
         self._snapshots()
         # What looked wrong may be a job's work half seen.
         if found.findings and manifest_etag(self._store, found.partition) != etag:
@@ -180,6 +183,13 @@ class _ObjectCheck:
             if info.key not in named and info.key not in manifest.condemned:
                 self._unnamed_run(info, manifest, listing)
 
+    def _tables(self, manifest: PartitionManifest) -> None:
+        """Files of kept tables that nothing names; those that are named are read elsewhere."""
+        named = manifest.kept.files.keys() | manifest.retired.keys() | set(manifest.condemned)
+        for info in self._list(tables_prefix(manifest.partition)):
+            if info.key not in named and not self._found.manifest_is_broken:
+                self._left_over(info)
+
     def _broken(self, run: RunEntry, problem: Problem, detail: str) -> None:
         self._found.broken_runs.append(run)
         self._say(problem, run.key, detail, RESTORE)
@@ -200,12 +210,16 @@ class _ObjectCheck:
         if reason is not None:
             key = partition_manifest_key(manifest.partition)
             self._say(Problem.STALE_MANIFEST, key, reason, REBUILD)
-        elif self._is_old(info):
+        else:
+            self._left_over(info)
+
+    def _left_over(self, info: ObjectInfo) -> None:
+        if self._is_old(info):
             self._say(
                 Problem.UNNAMED_OBJECT,
                 info.key,
                 "no manifest names it; a job that lost or was killed left it",
-                "none is needed: the next `compactor run` deletes it",
+                "none is needed: a `compactor run` deletes it",
             )
 
     # -- snapshots -----------------------------------------------------------------

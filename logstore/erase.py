@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 
 from logstore.errors import InvalidOptionError, ObjectNotFoundError
 from logstore.keys import (
+    is_index_key,
     log_prefix,
     run_prefix,
     snapshot_manifest_key,
     snapshot_prefix,
+    tables_prefix,
     value_prefix,
 )
 from logstore.manifest import SnapshotManifest
@@ -35,6 +37,8 @@ class Erasure:
     thread_id: str
     segments: int
     runs: int
+    tables: int
+    """Files of kept tables."""
     objects: int
     """Objects below the thread's own folders: its snapshot manifest and large values."""
     tombstones: int
@@ -65,13 +69,13 @@ def purge_partition(store: LogStore, partition: int, tell: Callable[[str], None]
 
 
 def prove_erasure(store: LogStore, thread_id: str) -> Erasure:
-    """Look into every segment and run of the partition, and at the thread's own objects.
+    """Look into each segment, run and kept table of the partition, and the thread's own objects.
 
     The objects are read anew, whatever is cached, and those too that no manifest names.
     """
     partition = store.partition(thread_id)
     left: list[str] = []
-    counts = {"segments": 0, "runs": 0, "objects": 0}
+    counts = {"segments": 0, "runs": 0, "tables": 0, "objects": 0}
     tombstones = 0
     for name, prefix in (("segments", log_prefix(partition)), ("runs", run_prefix(partition))):
         for key, data in _objects(store, prefix):
@@ -80,6 +84,11 @@ def prove_erasure(store: LogStore, thread_id: str) -> Erasure:
             tombstones += kinds.count(Kind.TOMBSTONE)
             if rows := len(kinds) - kinds.count(Kind.TOMBSTONE):
                 left.append(f"{key}: {rows} records")
+    for key, data in _objects(store, tables_prefix(partition)):
+        counts["tables"] += 1
+        # The index holds nothing but the thread's id, as the tombstones do.
+        if not is_index_key(key) and (rows := _rows_of(data, thread_id)):
+            left.append(f"{key}: {rows} rows")
     manifest_key = snapshot_manifest_key(partition, thread_id)
     own = (snapshot_prefix(partition, thread_id), value_prefix(partition, thread_id))
     for key, data in chain.from_iterable(_objects(store, prefix) for prefix in own):
@@ -103,6 +112,13 @@ def _objects(store: LogStore, prefix: str) -> Iterator[tuple[str, bytes]]:
                 continue  # deleted since the LIST
             if data:
                 yield info.key, data
+
+
+def _rows_of(body: bytes, thread_id: str) -> int:
+    """How many rows of a kept table are a thread's."""
+    table = pq.read_table(pa.BufferReader(body), columns=["thread_id"])
+    count: int = pc.sum(pc.equal(table["thread_id"], thread_id)).as_py() or 0
+    return count
 
 
 def _kinds_of(body: bytes, thread_id: str) -> list[str]:

@@ -22,6 +22,9 @@ RUNS = "runs"
 MANIFESTS = "manifests"
 SNAPSHOTS = "snapshots"
 VALUES = "values"
+TABLES = "tables"
+TABLE_INDEX = "threads"
+"""The index of kept tables, named as one of them."""
 
 MAX_NAME_BYTES = 8192
 _PLAIN = re.compile(r"[a-z0-9_]{1,64}")
@@ -109,6 +112,26 @@ def run_level(key: str) -> int:
             "prefix"
         )
     return int(match["level"])
+
+
+def tables_prefix(partition: int) -> str:
+    """Where the files of a partition's kept tables are."""
+    return f"{TABLES}/{_partition(partition)}/"
+
+
+def table_key(partition: int, name: str, file_id: str) -> str:
+    """The key of a file of a kept table."""
+    return f"{tables_prefix(partition)}{name}-{file_id}.parquet"
+
+
+def is_index_key(key: str) -> bool:
+    """Whether a file of kept tables is an index, and so has no rows of a thread."""
+    return key.rpartition("/")[2].startswith(f"{TABLE_INDEX}-")
+
+
+def is_run_key(key: str) -> bool:
+    """Whether an object is a run."""
+    return key.startswith(f"{RUNS}/")
 
 
 def partition_manifest_key(partition: int) -> str:

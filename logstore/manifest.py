@@ -162,6 +162,41 @@ class RunEntry:
         return self.first_thread <= thread_id <= self.last_thread
 
 
+@dataclass(frozen=True, slots=True)
+class KeptBatch:
+    """What one commit put into the kept tables."""
+
+    level: int
+    generation: int
+    """The generation of the partition manifest that first listed it."""
+    files: Mapping[str, tuple[RunEntry, ...]]
+    """Sorted files by table. Those of `threads` are the index: which threads the batch tells
+    of, and in which of the tables it has all of their rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTables:
+    """Tables that are made by reading threads, as the compactor keeps them."""
+
+    tables: tuple[str, ...] = ()
+    """Which of them, for the last job that kept any."""
+    batches: tuple[KeptBatch, ...] = ()
+    """The newest first: for each thread the first that tells of it counts. Together they tell
+    of every thread of the runs."""
+    stale: int = 0
+    """How many threads at most wait for their rows to be made."""
+
+    @property
+    def files(self) -> dict[str, RunEntry]:
+        """All files by key."""
+        return {
+            file.key: file
+            for batch in self.batches
+            for files in batch.files.values()
+            for file in files
+        }
+
+
 class HiddenRows(NamedTuple):
     """A thread of a partition that has rows which are stored and not shown."""
 
@@ -184,7 +219,7 @@ class PartitionManifest:
     """Segments that are merged and wait for their deletion, each with the store's time of
     the commit that merged it; None in that commit itself, which cannot know it."""
     retired: Mapping[str, float | None] = field(default_factory=dict)
-    """Replaced runs, likewise."""
+    """Replaced runs and files of kept tables, likewise."""
     condemned: tuple[str, ...] = ()
     """Objects that nothing names, to be deleted: every job that began earlier has lost, and a later
     one names none of them."""
@@ -197,6 +232,8 @@ class PartitionManifest:
     swept: float = 0.0
     """When its snapshot objects were last compared with the manifests that name them: seconds
     since the epoch, the store's clock."""
+    kept: KeptTables = KeptTables()
+    """The tables that are kept, if any are."""
     totals: Mapping[str, int] = field(default_factory=dict)
     """Sums over all jobs: bytes read and written, segments merged, snapshots made."""
 
@@ -223,9 +260,7 @@ class PartitionManifest:
                 "partition": self.partition,
                 "generation": self.generation,
                 "job": self.job,
-                "runs": [
-                    {name: getattr(run, name) for name in RunEntry.__slots__} for run in self.runs
-                ],
+                "runs": [_entry(run) for run in self.runs],
                 "merged": dict(self.merged),
                 "retired": dict(self.retired),
                 "condemned": list(self.condemned),
@@ -233,6 +268,7 @@ class PartitionManifest:
                 "unfolded": dict(self.unfolded),
                 "changed": dict(self.changed),
                 "swept": self.swept,
+                "kept": _kept_doc(self.kept),
                 "totals": dict(self.totals),
             }
         )
@@ -257,8 +293,41 @@ class PartitionManifest:
             unfolded=doc["unfolded"],
             changed=doc.get("changed", {}),
             swept=doc.get("swept", 0.0),
+            kept=_kept_of(doc.get("kept")),
             totals=doc["totals"],
         )
+
+
+def _entry(run: RunEntry) -> dict[str, Any]:
+    return {name: getattr(run, name) for name in RunEntry.__slots__}
+
+
+def _kept_doc(kept: KeptTables) -> dict[str, Any] | None:
+    if not kept.batches:
+        return None
+    batches = [
+        {
+            "level": batch.level,
+            "generation": batch.generation,
+            "files": {name: [_entry(f) for f in files] for name, files in batch.files.items()},
+        }
+        for batch in kept.batches
+    ]
+    return {"tables": list(kept.tables), "batches": batches, "stale": kept.stale}
+
+
+def _kept_of(doc: Mapping[str, Any] | None) -> KeptTables:
+    if doc is None:
+        return KeptTables()
+    batches = (
+        KeptBatch(
+            batch["level"],
+            batch["generation"],
+            {name: tuple(RunEntry(**f) for f in files) for name, files in batch["files"].items()},
+        )
+        for batch in doc["batches"]
+    )
+    return KeptTables(tuple(doc["tables"]), tuple(batches), doc["stale"])
 
 
 def _frame(doc: Mapping[str, Any]) -> bytes:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from logstore.analytics.snapshot import Reading, StoreSnapshot
+from logstore.analytics.decoded import Reading
+from logstore.analytics.snapshot import StoreSnapshot
 from logstore.analytics.tables import SCHEMAS
 
 __all__ = ["SCHEMAS", "Reading", "StoreSnapshot", "open"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from logstore.analytics.messages import (
     Plain,
@@ -16,47 +17,103 @@ from logstore.analytics.messages import (
     usage_of,
 )
 from logstore.analytics.transcript import ChannelMessages, Entry, Transcript
-from logstore.errors import FormatError
+from logstore.errors import FormatError, InvalidOptionError
 from logstore.reader import ThreadRead
 from logstore.records import Encoding, Kind
+from logstore.store import LogStore
 from logstore.structural import decode, to_json
 from logstore.values import ValueDecoder
 
 Row = dict[str, Any]
 
 
-def message_rows(
-    read: ThreadRead, decoder: ValueDecoder, *, history: bool, every_branch: bool
-) -> Iterator[Row]:
-    """The thread's messages."""
-    transcript = Transcript(read, decoder)
-    for found in transcript.channels(history=history, every_branch=every_branch):
-        for entry in found.entries:
-            yield _message_row(found, entry)
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the tables of messages are made."""
+
+    history: bool = False
+    """Every message that ever stood in the channel; else those as of the head."""
+    branches: Literal["head", "all"] = "head"
+    """The head's branch, or every branch of a thread with forks."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no choice."""
+        if self.branches not in ("head", "all"):
+            raise InvalidOptionError(f'branches is "head" or "all", not {self.branches!r}')
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        return f"{'history' if self.history else 'head'}-{self.branches}"
 
 
-def tool_call_rows(
-    read: ThreadRead, decoder: ValueDecoder, *, history: bool, every_branch: bool
-) -> Iterator[Row]:
-    """The calls of tools in the thread's messages, each with its result if there is one."""
-    transcript = Transcript(read, decoder)
-    for found in transcript.channels(history=history, every_branch=every_branch):
-        results = {
-            entry.message["tool_call_id"]: entry
-            for entry in found.entries
-            if isinstance(entry.message.get("tool_call_id"), str)
-        }
-        for entry in found.entries:
-            yield from _tool_call_rows(found, entry, results)
+def rows_of(
+    names: Collection[str], partition: int, read: ThreadRead, store: LogStore, reading: Reading
+) -> Iterator[tuple[str, Row]]:
+    """A thread's rows of tables that are made by reading threads, decoded once for all of them.
 
+    Args:
+        names: the tables.
+        partition: the thread's partition.
+        read: the thread with all of its records.
+        store: where it is.
+        reading: which messages and tool calls.
 
-def decoded_rows(
-    read: ThreadRead, decoder: ValueDecoder, *, history: bool, every_branch: bool
-) -> Iterator[Row]:
-    """The values of all blobs, writes and snapshots that show, as JSON.
+    Yields:
+        Each row with its table.
 
-    All of the thread's, whatever `history` and `every_branch` say.
+    Raises:
+        FormatError: a value of a channel of messages cannot be decoded.
+        ReadError: something that a value is rebuilt from is missing.
     """
+    decoder = store.reader.decoder(read)
+    for name, row in _all_rows(names, read, decoder, reading):
+        row["partition"] = partition
+        yield name, row
+
+
+def _all_rows(
+    names: Collection[str], read: ThreadRead, decoder: ValueDecoder, reading: Reading
+) -> Iterator[tuple[str, Row]]:
+    if "decoded" in names:
+        for row in _decoded_rows(read, decoder):
+            yield "decoded", row
+    makers = {name: make for name, make in _OF_CHANNEL.items() if name in names}
+    if not makers:
+        return
+    transcript = Transcript(read, decoder)
+    every = reading.branches == "all"
+    for found in transcript.channels(history=reading.history, every_branch=every):
+        for name, make in makers.items():
+            for row in make(found):
+                yield name, row
+
+
+def _message_rows(found: ChannelMessages) -> Iterator[Row]:
+    """The messages of a channel."""
+    for entry in found.entries:
+        yield _message_row(found, entry)
+
+
+def _tool_call_rows(found: ChannelMessages) -> Iterator[Row]:
+    """The calls of tools in a channel's messages, each with its result if there is one."""
+    results = {
+        entry.message["tool_call_id"]: entry
+        for entry in found.entries
+        if isinstance(entry.message.get("tool_call_id"), str)
+    }
+    for entry in found.entries:
+        yield from _tool_calls_in(found, entry, results)
+
+
+_OF_CHANNEL: Mapping[str, Callable[[ChannelMessages], Iterator[Row]]] = {
+    "messages": _message_rows,
+    "tool_calls": _tool_call_rows,
+}
+
+
+def _decoded_rows(read: ThreadRead, decoder: ValueDecoder) -> Iterator[Row]:
+    """The values of all blobs, writes and snapshots that show, as JSON, on whatever branch."""
     for record in read.view.visible():
         if record.kind == Kind.CHECKPOINT or record.encoding == Encoding.EMPTY:
             continue
@@ -118,7 +175,7 @@ def _call_ids(message: Plain) -> list[str | None]:
     return [_clean(call.id) for call in tool_calls_of(message)]
 
 
-def _tool_call_rows(
+def _tool_calls_in(
     found: ChannelMessages, entry: Entry, results: dict[str, Entry]
 ) -> Iterator[Row]:
     for call in tool_calls_of(entry.message):

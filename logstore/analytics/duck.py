@@ -1,8 +1,8 @@
 """A DuckDB connection with a snapshot's tables as views.
 
-DuckDB reads the runs itself, from the disk or through a registered file system, and joins the
-deletion vectors. It is not allowed to load an extension: none is needed, and none can be
-downloaded by a query.
+DuckDB reads the runs and the kept tables itself, from the disk or through a registered file
+system, and joins the deletion vectors. It is not allowed to load an extension: none is needed, and
+none can be downloaded by a query.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ MEMORY_LIMIT = "256MB"
 """DuckDB's own; above it, it spills to disk. Arrow and Python need the rest of 512 MB."""
 
 _BATCH_ROWS = 8192
+_UNION = " UNION ALL "
+_RUN_FILES = "hive_partitioning = true, hive_types = {'partition': INTEGER}"
+_PLAIN_FILES = "hive_partitioning = false"
+"""Kept tables have the partition as a column."""
 _THREADS = """
 CREATE VIEW threads AS
 SELECT partition, thread_id, count(DISTINCT checkpoint_ns) AS namespaces,
@@ -50,14 +54,17 @@ def connect(
     files: RunFiles,
     read: Mapping[str, Streams],
     spool: Path,
+    *,
+    kept: bool,
 ) -> duckdb.DuckDBPyConnection:
     """Open a connection with a view for each table.
 
     Args:
         partitions: the pinned partitions.
         files: where their runs are.
-        read: the tables that are made by reading threads.
+        read: the rows of the tables that are made by reading threads.
         spool: a directory for what does not fit into memory.
+        kept: whether the tables are also made of what the compactor keeps.
 
     Raises:
         UsageError: DuckDB is not installed.
@@ -72,7 +79,7 @@ def connect(
         }
     )
     try:
-        _create_views(connection, partitions, files, read)
+        _create_views(connection, partitions, files, read, kept=kept)
     except BaseException:
         connection.close()
         raise
@@ -94,6 +101,8 @@ def _create_views(
     partitions: Sequence[PinnedPartition],
     files: RunFiles,
     read: Mapping[str, Streams],
+    *,
+    kept: bool,
 ) -> None:
     connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
     if files.filesystem is not None:
@@ -107,7 +116,10 @@ def _create_views(
     connection.execute(_THREADS)
     for name in READ:
         connection.register(f"{name}_stream", read[name])
-        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {name}_stream")
+        branches = [f"SELECT * FROM {name}_stream"]
+        if kept:
+            branches += _kept(connection, partitions, files, name)
+        connection.execute(f"CREATE VIEW {name} AS {_UNION.join(branches)}")
 
 
 @contextmanager
@@ -166,21 +178,46 @@ def _records(connection: Any, partitions: Sequence[PinnedPartition], files: RunF
     connection.register("tail_records", _tails(partitions))
     branches = [f"SELECT {columns} FROM tail_records"]
     if clean:
-        branches.append(f"SELECT {columns} FROM {_parquet(clean)}")
+        branches.append(f"SELECT {columns} FROM {_parquet(clean, _RUN_FILES)}")
     if dirty:
         connection.register("hidden_rows", _hidden_rows(partitions, files))
-        rows = _parquet(dirty, "file_row_number = true, filename = 'file'")
+        rows = _parquet(dirty, f"{_RUN_FILES}, file_row_number = true, filename = 'file'")
         branches.append(
             f"SELECT {columns} FROM {rows} AS run ANTI JOIN hidden_rows AS hidden "
             "ON run.file = hidden.file AND run.file_row_number = hidden.row"
         )
-    return " UNION ALL ".join(branches)
+    return _UNION.join(branches)
 
 
-def _parquet(paths: Sequence[str], more: str = "") -> str:
+def _kept(
+    connection: Any, partitions: Sequence[PinnedPartition], files: RunFiles, name: str
+) -> Iterator[str]:
+    """Queries for the rows of a table that the compactor keeps."""
+    found = [rows for partition in partitions for rows in partition.kept.rows(name)]
+    clean = [files.url(rows.file.key) for rows in found if not len(rows.superseded)]
+    mixed = {files.url(rows.file.key): rows.superseded for rows in found if len(rows.superseded)}
+    columns = ", ".join(READ[name].names)
+    if clean:
+        yield f"SELECT {columns} FROM {_parquet(clean, _PLAIN_FILES)}"
+    if mixed:
+        connection.register(f"superseded_{name}", _superseded(mixed))
+        rows = _parquet(list(mixed), f"{_PLAIN_FILES}, filename = 'file'")
+        yield (
+            f"SELECT {columns} FROM {rows} AS kept ANTI JOIN superseded_{name} AS superseded "
+            "ON kept.file = superseded.file AND kept.thread_id = superseded.thread"
+        )
+
+
+def _superseded(threads: Mapping[str, pa.Array]) -> pa.Table:
+    """Threads in kept files of which another file, or the tail, tells."""
+    names = [pa.repeat(pa.scalar(url), len(found)) for url, found in threads.items()]
+    found = pa.concat_arrays(list(threads.values()))
+    return pa.table({"file": pa.concat_arrays(names), "thread": found})
+
+
+def _parquet(paths: Sequence[str], options: str) -> str:
     quoted = ", ".join("'" + _literal(path) + "'" for path in paths)
-    options = "hive_partitioning = true, hive_types = {'partition': INTEGER}"
-    return f"read_parquet([{quoted}], {options}{', ' if more else ''}{more})"
+    return f"read_parquet([{quoted}], {options})"
 
 
 def _literal(path: str) -> str:

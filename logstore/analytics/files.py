@@ -1,4 +1,4 @@
-"""Where engines that read Parquet themselves find a snapshot's runs."""
+"""Where engines that read Parquet themselves find a snapshot's runs and kept tables."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.analytics.kept import PartitionKept
 from logstore.analytics.sources import SOURCE, RunSource, Source, TailSource, threads_of
 from logstore.analytics.visibility import DeletionVectors, deletion_vectors
 from logstore.errors import MissingDataError, ObjectNotFoundError, SnapshotExpiredError
@@ -78,7 +79,13 @@ class PinnedPartition:
     def hidden(self) -> DeletionVectors:
         """The rows that do not show, by source and row group; found once."""
         with expiring(self.store.uri):
-            return deletion_vectors(self.sources)
+            return deletion_vectors(self.sources, self.kept.doubtful)
+
+    @cached_property
+    def kept(self) -> PartitionKept:
+        """The tables that the compactor keeps of it."""
+        in_tail = pc.unique(self.tail["thread_id"])
+        return PartitionKept(self.manifest.kept, self.store.runs, in_tail)
 
     @property
     def tail_segments(self) -> int:
@@ -108,15 +115,18 @@ class PinnedPartition:
         batches = (batch.filter(shown.slice(at, len(batch))) for at, batch in _offsets(self.tail))
         return spooled(batches, SCHEMA, self.spool / f"visible-{self.number:04d}")
 
-    def reads(self) -> Iterator[ThreadRead]:
+    def reads(self, threads: pa.Array | None = None) -> Iterator[ThreadRead]:
         """Each thread with all of its records, ascending.
+
+        Args:
+            threads: only these; all by default.
 
         Raises:
             SnapshotExpiredError: a run is gone.
         """
         tail = len(self.sources) - 1
         with expiring(self.store.uri):
-            for thread_id, rows, records in threads_of(self.sources):
+            for thread_id, rows, records in threads_of(self.sources, threads):
                 in_tail = pc.equal(rows[SOURCE], tail).to_pylist()
                 fresh = [record for record, new in zip(records, in_tail, strict=True) if new]
                 yield self._read(thread_id, records, fresh)

@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 
 from logstore.analytics.files import RunFiles
 from logstore.analytics.pin import PinnedPartition, expiring
-from logstore.analytics.tables import PARTITION, RECORDS
+from logstore.analytics.tables import PARTITION, READ, RECORDS
 from logstore.records import SCHEMA
 
 BATCH_ROWS = 8192
@@ -86,16 +86,7 @@ class RecordScan:
             if not self._may_match(filter):
                 return
             for fragment in self.fragments():
-                scanner = ds.Scanner.from_fragment(
-                    fragment,
-                    schema=RECORDS,
-                    columns=list(columns),
-                    filter=filter,
-                    batch_size=BATCH_ROWS,
-                    batch_readahead=2,
-                    fragment_readahead=1,
-                )
-                yield from scanner.to_batches()
+                yield from _scanner(fragment, RECORDS, columns, filter).to_batches()
                 on_records(fragment.count_rows())
             for table in self.rest(columns, filter):
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
@@ -108,6 +99,57 @@ class RecordScan:
             [_FORMAT.make_fragment("none", files, self._is_here)], RECORDS, _FORMAT, files
         )
         return any(True for _ in probe.get_fragments(filter))
+
+
+class KeptScan:
+    """What one partition has of a table that the compactor keeps."""
+
+    def __init__(self, partition: PinnedPartition, files: RunFiles, name: str) -> None:
+        """Scan a table of a pinned partition; of one that is not kept nothing."""
+        self._partition = partition
+        self._files = files
+        self._name = name
+
+    def batches(
+        self,
+        columns: Sequence[str],
+        filter: pc.Expression | None,
+        on_records: Callable[[int], None],
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of the threads that are kept.
+
+        Args:
+            columns: which columns.
+            filter: which rows.
+            on_records: is told how many records stand behind them.
+
+        Raises:
+            SnapshotExpiredError: a file is gone.
+        """
+        kept = self._partition.kept
+        with expiring(self._partition.store.uri):
+            for rows in kept.rows(self._name):
+                counts = filter
+                if len(rows.superseded):
+                    counts = ~pc.field("thread_id").isin(rows.superseded)
+                    counts = counts if filter is None else counts & filter
+                fragment = _FORMAT.make_fragment(self._files.path(rows.file.key), self._files.arrow)
+                yield from _scanner(fragment, READ[self._name], columns, counts).to_batches()
+            on_records(kept.records(self._name))
+
+
+def _scanner(
+    fragment: ds.Fragment, schema: pa.Schema, columns: Sequence[str], filter: pc.Expression | None
+) -> ds.Scanner:
+    return ds.Scanner.from_fragment(
+        fragment,
+        schema=schema,
+        columns=list(columns),
+        filter=filter,
+        batch_size=BATCH_ROWS,
+        batch_readahead=2,
+        fragment_readahead=1,
+    )
 
 
 def _chosen(table: pa.Table, columns: Sequence[str], filter: pc.Expression | None) -> pa.Table:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from logstore.analytics.decoded import Row, decoded_rows, message_rows, tool_call_rows
+from logstore.analytics.decoded import Reading, Row, rows_of
 from logstore.analytics.duck import connect, explaining, stream_query
 from logstore.analytics.files import RunFiles
 from logstore.analytics.pin import PinnedPartition, expired, expiring, pin
-from logstore.analytics.scan import RecordScan
+from logstore.analytics.scan import KeptScan, RecordScan
 from logstore.analytics.streams import SpooledTable, batches_of
 from logstore.analytics.tables import READ, RECORDS, STORED, schema_of
 from logstore.encode import Target
@@ -34,31 +33,6 @@ if TYPE_CHECKING:
     import duckdb
 
 _CACHE_BYTES = 96 << 20
-_MAKERS: Mapping[str, Callable[..., Iterator[Row]]] = {
-    "messages": message_rows,
-    "tool_calls": tool_call_rows,
-    "decoded": decoded_rows,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How the tables of messages are made."""
-
-    history: bool = False
-    """Every message that ever stood in the channel; else those as of the head."""
-    branches: Literal["head", "all"] = "head"
-    """The head's branch, or every branch of a thread with forks."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no choice."""
-        if self.branches not in ("head", "all"):
-            raise InvalidOptionError(f'branches is "head" or "all", not {self.branches!r}')
-
-    @property
-    def name(self) -> str:
-        """A name for files."""
-        return f"{'history' if self.history else 'head'}-{self.branches}"
 
 
 def _ignore(_: int) -> None:
@@ -127,7 +101,7 @@ class StoreSnapshot:
         Raises:
             SnapshotExpiredError: a run is gone.
         """
-        for key in self._runs:
+        for key in self._pinned:
             try:
                 self._store.objects.get_range(key, 0, 1)
             except ObjectNotFoundError as error:
@@ -136,7 +110,7 @@ class StoreSnapshot:
     @property
     def records(self) -> int:
         """How many records are pinned, those that do not show included."""
-        runs = sum(run.rows for run in self._runs.values())
+        runs = sum(run.rows for part in self.partitions for run in part.manifest.runs)
         tails: int = sum(partition.tail.num_rows for partition in self.partitions)
         return runs + tails
 
@@ -214,6 +188,9 @@ class StoreSnapshot:
                 scan = RecordScan(partition, self._files)
                 yield from scan.batches(columns, wanted, on_records)
             else:
+                if thread_id is None and reading == Reading():
+                    kept = KeptScan(partition, self._files, name)
+                    yield from kept.batches(columns, filter, on_records)
                 made = self._made(name, partition, thread_id, reading, on_records)
                 for batch in batches_of(made, READ[name]):
                     table = pa.Table.from_batches([batch])
@@ -240,20 +217,22 @@ class StoreSnapshot:
         reading: Reading,
         on_records: Callable[[int], None],
     ) -> Iterator[Row]:
-        reads = partition.reads() if thread_id is None else iter([partition.read(thread_id)])
+        """The rows of a thread, or of those whose rows are not kept."""
         with expiring(self.uri):
-            for read in reads:
-                yield from self._rows_of(name, partition.number, read, reading)
+            for read in self._reads(name, partition, thread_id, reading):
+                for _, row in rows_of([name], partition.number, read, self._store, reading):
+                    yield row
                 on_records(len(read.view.records))
 
-    def _rows_of(
-        self, name: str, partition: int, read: ThreadRead, reading: Reading
-    ) -> Iterator[Row]:
-        decoder = self._store.reader.decoder(read)
-        every = reading.branches == "all"
-        for row in _MAKERS[name](read, decoder, history=reading.history, every_branch=every):
-            row["partition"] = partition
-            yield row
+    def _reads(
+        self, name: str, partition: PinnedPartition, thread_id: str | None, reading: Reading
+    ) -> Iterator[ThreadRead]:
+        if thread_id is not None:
+            yield partition.read(thread_id)
+            return
+        unkept = partition.kept.unkept(name) if reading == Reading() else None
+        if unkept is None or len(unkept):
+            yield from partition.reads(unkept)
 
     def dataset(self, name: str) -> ds.Dataset:
         """A table of stored records as a `pyarrow.dataset.Dataset`, for engines that take one.
@@ -303,8 +282,9 @@ class StoreSnapshot:
         """
         wanted = reading or Reading()
         read = {name: self._spooled_table(name, wanted) for name in READ}
-        with explaining(self.check):
-            return connect(self.partitions, self._files, read, self._spool)
+        with explaining(self.check), expiring(self.uri):
+            kept = wanted == Reading()
+            return connect(self.partitions, self._files, read, self._spool, kept=kept)
 
     def sql(self, query: str, *, reading: Reading | None = None) -> pa.RecordBatchReader:
         """The result of a query over the views, as a stream of record batches.
@@ -329,22 +309,32 @@ class StoreSnapshot:
     def _spooled_table(self, name: str, reading: Reading) -> SpooledTable:
         key = (name, reading)
         if key not in self._spooled:
-            make = partial(
-                self._batches, name, READ[name].names, None, self.partitions, None, reading, _ignore
-            )
+            make = partial(self._unkept_batches, name, reading)
             path = self._spool / f"{name}-{reading.name}.parquet"
             self._spooled[key] = SpooledTable(READ[name], make, path)
         return self._spooled[key]
 
+    def _unkept_batches(self, name: str, reading: Reading) -> Iterator[pa.RecordBatch]:
+        """The rows of the threads whose rows are not kept."""
+        for partition in self.partitions:
+            made = self._made(name, partition, None, reading, _ignore)
+            yield from batches_of(made, READ[name])
+
     # -- parts ---------------------------------------------------------------------------
 
     @cached_property
-    def _runs(self) -> dict[str, RunEntry]:
-        return {key: run for partition in self.partitions for key, run in partition.runs.items()}
+    def _pinned(self) -> dict[str, RunEntry]:
+        """The runs, and the files of kept tables."""
+        return {
+            key: file
+            for partition in self.partitions
+            for files in (partition.runs, partition.manifest.kept.files)
+            for key, file in files.items()
+        }
 
     @cached_property
     def _files(self) -> RunFiles:
-        return RunFiles(self._store.objects, self._runs)
+        return RunFiles(self._store.objects, self._pinned)
 
     @cached_property
     def _scans(self) -> tuple[RecordScan, ...]:

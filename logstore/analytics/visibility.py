@@ -28,18 +28,31 @@ _KEYS: Mapping[Kind, list[str]] = {
     Kind.BLOB: ["thread_id", "checkpoint_ns", "channel", "version", "unversioned_at"],
 }
 """`logstore.records.key_of`, in columns."""
-_COLUMNS = [*_PLACE, "kind", "channel", "version", "task_id", "idx", "encoding"]
+PLAIN_COLUMNS = [*_PLACE, "kind", "channel", "version", "task_id", "idx", "encoding"]
+"""The columns by which `contested_threads` judges."""
 
 
-def deletion_vectors(sources: Sequence[Source]) -> DeletionVectors:
+def deletion_vectors(
+    sources: Sequence[Source], doubtful: pa.Array | None = None
+) -> DeletionVectors:
     """The rows of the sources that do not show.
+
+    Args:
+        sources: all records of the threads.
+        doubtful: the threads that may have such rows; all by default.
 
     Raises:
         StartAgain: a run is gone.
         CorruptObjectError: one cannot be read.
     """
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    contested = [name for table in aligned(sources, _COLUMNS) for name in contested_threads(table)]
+    if doubtful is not None and not len(doubtful):
+        return {}
+    contested = [
+        name
+        for table in aligned(sources, PLAIN_COLUMNS, doubtful)
+        for name in contested_threads(table)
+    ]
     if not contested:
         return {}
     for thread_id, rows, records in threads_of(

@@ -69,10 +69,14 @@ def erase(
         raise typer.Exit(EXIT_PROBLEM)
 
 
+def _tables(proof: Erasure) -> str:
+    return f"{proof.tables} files of kept tables, " if proof.tables else ""
+
+
 def _print(proof: Erasure) -> None:
     console.print(cell(f"looked for thread {proof.thread_id!r} in every object that may hold it:"))
     console.print(
-        f"  {proof.segments} segments and {proof.runs} runs of its partition, "
+        f"  {proof.segments} segments and {proof.runs} runs of its partition, {_tables(proof)}"
         f"{proof.objects} objects of its own"
     )
     if not proof.left:

@@ -4,7 +4,8 @@ The same threads are put into a store, which is compacted, into the tables of La
 PostgresSaver, and into Parquet files made by hand. Three questions are asked of each: writes by
 channel and day, where no value has to be decoded; tokens by thread; and the slowest tools.
 `first` is the question on a snapshot that was just opened, `again` the same on the same
-snapshot. The store is asked in a process of its own, whose peak memory is told.
+snapshot. The store is asked in a process of its own, whose peak memory is told: as it is, and again
+(`kept`) after a job that keeps the tables of messages and of tool calls.
 
 One JSON line an answer on stdout, a table on stderr.
 
@@ -39,6 +40,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from compactor import compact
 from logstore import LogStoreSaver, analytics
+from logstore.analytics.kept import KEPT
 from tests.benchmarks.channel_bench import emit, milliseconds, print_table, text_of
 from tests.benchmarks.postgres import postgres
 
@@ -296,8 +298,9 @@ def run(threads: int, writes: int, folder: Path) -> list[dict[str, Any]]:
     uri = (folder / "store").as_uri()
     _told("filling the store", lambda: fill_store(uri, threads, writes))
     _told("exporting", lambda: export_parquet(uri, folder))
-    command = [sys.executable, "-m", "tests.benchmarks.analytics_bench", "--ask", uri]
-    ours = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    plain = _asked(uri)
+    _told("keeping tables", lambda: compact(uri, keep=KEPT))
+    kept = _asked(uri)
     exported = ask_parquet(folder)
     server = folder / "pg"
     server.mkdir()
@@ -305,9 +308,23 @@ def run(threads: int, writes: int, folder: Path) -> list[dict[str, Any]]:
         _told("filling PostgreSQL", lambda: fill_postgres(conninfo, threads, writes))
         theirs = ask_postgres(conninfo)
     return [
-        _compared(name, ours[name], exported[name], theirs[name], threads * writes, ours["peak_mb"])
+        {
+            "question": name,
+            "kept": ours is kept,
+            "writes": threads * writes,
+            **_compared(ours[name], exported[name], theirs[name]),
+            "peak_mb": ours["peak_mb"],
+        }
         for name in QUESTIONS
+        for ours in (plain, kept)
     ]
+
+
+def _asked(uri: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.benchmarks.analytics_bench", "--ask", uri]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def _told(what: str, work: Any) -> None:
@@ -316,13 +333,9 @@ def _told(what: str, work: Any) -> None:
     print(f"{what}: {milliseconds(begun) / 1000:.1f} s", file=sys.stderr)
 
 
-def _compared(
-    name: str, ours: Any, exported: Any, theirs: Any, writes: int, peak_mb: float
-) -> dict[str, Any]:
+def _compared(ours: Any, exported: Any, theirs: Any) -> dict[str, Any]:
     first, again = ours["first_ms"], ours["again_ms"]
     return {
-        "question": name,
-        "writes": writes,
         "open_ms": ours["open_ms"],
         "first_ms": first,
         "again_ms": again,
@@ -331,7 +344,6 @@ def _compared(
         "again_to_parquet": again / exported["first_ms"],
         "postgres_to_first": theirs["first_ms"] / (ours["open_ms"] + first),
         "postgres_to_again": theirs["first_ms"] / again,
-        "peak_mb": peak_mb,
         "same_answer": ours["rows"] == exported["rows"] == theirs["rows"],
     }
 

@@ -1,0 +1,221 @@
+"""Keeping the tables of messages and of tool calls up to date, with each commit of a job.
+
+A job that keeps them makes the rows of each thread that it touched; one that does not marks
+them as stale. Either way the next manifest lists a new batch that tells of these threads, in
+front of the earlier ones, so that rows which no longer count never show. See FORMAT.md, 9.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from compactor.kept_files import TableTarget
+from compactor.kept_merge import BatchMerger
+from compactor.kept_rows import RowMaker
+from compactor.memory import MemoryBudget
+from compactor.plan import Plan, manifest_etag
+from compactor.publish import LostJob
+from logstore.analytics.kept import INDEX, INDEX_SCHEMA, KEPT, newest, read_index
+from logstore.analytics.pin import PinnedPartition
+from logstore.errors import FormatError, InvalidOptionError, SnapshotExpiredError
+from logstore.manifest import KeptBatch, KeptTables, PartitionManifest, RunEntry
+from logstore.records import SCHEMA
+from logstore.store import LogStore
+from logstore.tail import StartAgain
+
+logger = logging.getLogger(__name__)
+
+
+def check_keep(names: Collection[str]) -> frozenset[str]:
+    """The names of tables to keep.
+
+    Raises:
+        InvalidOptionError: one of them cannot be kept.
+    """
+    unknown = sorted(set(names) - set(KEPT))
+    if unknown:
+        raise InvalidOptionError(
+            f"there is no table {unknown[0]!r} to keep; tables that can be kept are "
+            f"{' and '.join(KEPT)}"
+        )
+    return frozenset(names)
+
+
+@dataclass(frozen=True)
+class KeptChange:
+    """What becomes of a partition's kept tables."""
+
+    kept: KeptTables
+    replaced: frozenset[str] = frozenset()
+    """The keys of files that no longer count."""
+    bytes_written: int = 0
+    threads: int = 0
+    """How many threads' rows were made."""
+
+    def applied_to(self, manifest: PartitionManifest) -> PartitionManifest:
+        """A manifest that is about to be committed, with the change."""
+        retired = {**manifest.retired, **dict.fromkeys(sorted(self.replaced))}
+        return replace(manifest, kept=self.kept, retired=retired)
+
+
+def dropped(kept: KeptTables) -> KeptChange:
+    """All of the tables given up; the next job that keeps them makes them anew."""
+    return KeptChange(KeptTables(), frozenset(kept.files))
+
+
+@dataclass
+class Keeper:
+    """Keeps the tables of one partition in one commit."""
+
+    store: LogStore
+    plan: Plan
+    job: str
+    keep: frozenset[str]
+    """The tables to keep; without any, what is kept is only marked as stale."""
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
+
+    @property
+    def _old(self) -> KeptTables:
+        return self.plan.manifest.kept
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are rows to make although nothing else may be to do."""
+        old, keep = self._old, self.keep
+        if not keep or not self.plan.manifest.runs:
+            return False
+        return not old.batches or old.stale > 0 or not keep.issubset(old.tables)
+
+    def run(
+        self,
+        following: PartitionManifest,
+        touched: Collection[str],
+        gone: Sequence[str],
+        folder: Path,
+    ) -> KeptChange:
+        """Write what the next manifest lists.
+
+        What cannot be read of the tables is no reason to stop a job: then they are given up.
+
+        Args:
+            following: the next manifest; its runs are written.
+            touched: the threads that the commit changes.
+            gone: those of them of which the commit removes rows from the runs.
+            folder: for temporary files.
+
+        Raises:
+            LostJob: another job has committed.
+        """
+        if not self.keep and not self._old.batches:
+            return KeptChange(KeptTables())
+        try:
+            return self._change(following, touched, gone, folder)
+        except (StartAgain, SnapshotExpiredError, FormatError) as error:
+            if manifest_etag(self.store, self.plan.partition) != self.plan.etag:
+                raise LostJob from error
+            logger.warning(
+                "partition %d: its kept tables cannot be brought up to date and are given up: %s",
+                self.plan.partition,
+                error,
+            )
+            return dropped(self._old)
+
+    def _change(
+        self,
+        following: PartitionManifest,
+        touched: Collection[str],
+        gone: Sequence[str],
+        folder: Path,
+    ) -> KeptChange:
+        old = self._old
+        threads = self._threads(following, touched)
+        if not len(threads):
+            if not self.keep or not old.batches:
+                return KeptChange(old)
+            return KeptChange(replace(old, tables=tuple(sorted(self.keep)), stale=0))
+        target = TableTarget(
+            self.store.objects,
+            folder,
+            self.plan.partition,
+            self.plan.generation,
+            self.job,
+            self.memory.run // 4,
+        )
+        maker = None
+        if self.keep:
+            pinned = PinnedPartition(
+                self.store, following, self.plan.listing, SCHEMA.empty_table(), folder
+            )
+            maker = RowMaker(pinned, target, self.keep)
+            batch = KeptBatch(0, self.plan.generation, maker.run(threads, self._known))
+            index = maker.index
+            kept = KeptTables(tuple(sorted(self.keep)))
+        else:
+            index = _stale(threads)
+            writer = target.writer(INDEX)
+            writer.add(index)
+            batch = KeptBatch(0, self.plan.generation, {INDEX: writer.close()})
+            kept = KeptTables(old.tables, stale=old.stale + len(threads))
+        merger = BatchMerger(self.store.runs, target, [index, *self._indices], old.batches)
+        kept = replace(kept, batches=(batch, *merger.run(gone)))
+        return _difference(old, kept, maker.threads if maker else 0)
+
+    # -- which threads -----------------------------------------------------------
+
+    def _threads(self, following: PartitionManifest, touched: Collection[str]) -> pa.Array:
+        """The threads that the new batch tells of, ascending."""
+        parts = [pa.array(touched, pa.string())]
+        if not self._old.batches:
+            parts += self._threads_of(following.runs)
+        elif self.keep:
+            parts += self._waiting().chunks
+        threads = pc.unique(pa.concat_arrays(parts))
+        return threads.take(pc.sort_indices(threads))
+
+    def _threads_of(self, runs: Sequence[RunEntry]) -> list[pa.Array]:
+        return [
+            pc.unique(chunk)
+            for run in runs
+            for table in self.store.runs.columns(run, ["thread_id"])
+            for chunk in table["thread_id"].chunks
+        ]
+
+    def _waiting(self) -> pa.ChunkedArray:
+        """The threads whose rows were never made, or not those of a table that is kept now."""
+        known = self._known
+        missing = pa.scalar(False)
+        some = pc.equal(known["records"], 0)
+        for name in KEPT:
+            some = pc.or_(some, known[name])
+            if name in self.keep:
+                missing = pc.or_(missing, pc.invert(known[name]))
+        return known["thread_id"].filter(pc.and_(some, missing))
+
+    @cached_property
+    def _indices(self) -> list[pa.Table]:
+        return [read_index(self.store.runs, batch) for batch in self._old.batches]
+
+    @cached_property
+    def _known(self) -> pa.Table:
+        return newest(self._indices)
+
+
+def _stale(threads: pa.Array) -> pa.Table:
+    """An index that knows nothing of threads but their names."""
+    count = len(threads)
+    nothing = [pa.repeat(pa.scalar(0, pa.int64()), count)]
+    nothing += [pa.repeat(pa.scalar(False), count)] * (len(INDEX_SCHEMA) - 2)
+    return pa.Table.from_arrays([threads, *nothing], schema=INDEX_SCHEMA)
+
+
+def _difference(old: KeptTables, kept: KeptTables, threads: int) -> KeptChange:
+    before, after = old.files, kept.files
+    written = sum(file.size for key, file in after.items() if key not in before)
+    return KeptChange(kept, frozenset(before.keys() - after.keys()), written, threads)
