@@ -8,7 +8,7 @@ front of the earlier ones, so that rows which no longer count never show. See FO
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +68,16 @@ class KeptChange:
 def dropped(kept: KeptTables) -> KeptChange:
     """All of the tables given up; the next job that keeps them makes them anew."""
     return KeptChange(KeptTables(), frozenset(kept.files))
+
+
+@dataclass(frozen=True)
+class _NewBatch:
+    """What a commit puts in front of the earlier batches."""
+
+    files: Mapping[str, tuple[RunEntry, ...]]
+    index: pa.Table
+    made: int
+    """How many threads' rows were made."""
 
 
 @dataclass
@@ -148,24 +158,27 @@ class Keeper:
             self.job,
             self.memory.run // 4,
         )
-        maker = None
+        new = self._kept(following, threads, target) if self.keep else _marked(threads, target)
+        indices = [new.index, *self._indices]
+        merger = BatchMerger(self.store.runs, target, indices, old.batches)
+        batch = KeptBatch(0, self.plan.generation, new.files)
+        batches = (batch, *merger.run(gone))
         if self.keep:
-            pinned = PinnedPartition(
-                self.store, following, self.plan.listing, SCHEMA.empty_table(), folder
-            )
-            maker = RowMaker(pinned, target, self.keep)
-            batch = KeptBatch(0, self.plan.generation, maker.run(threads, self._known))
-            index = maker.index
-            kept = KeptTables(tuple(sorted(self.keep)))
+            kept = KeptTables(tuple(sorted(self.keep)), batches)
         else:
-            index = _stale(threads)
-            writer = target.writer(INDEX)
-            writer.add(index)
-            batch = KeptBatch(0, self.plan.generation, {INDEX: writer.close()})
-            kept = KeptTables(old.tables, stale=old.stale + len(threads))
-        merger = BatchMerger(self.store.runs, target, [index, *self._indices], old.batches)
-        kept = replace(kept, batches=(batch, *merger.run(gone)))
-        return _difference(old, kept, maker.threads if maker else 0)
+            kept = KeptTables(old.tables, batches, old.stale + len(threads))
+        return _difference(old, kept, new.made)
+
+    def _kept(
+        self, following: PartitionManifest, threads: pa.Array, target: TableTarget
+    ) -> _NewBatch:
+        """The rows of threads, as a reader of the next manifest would make them."""
+        pinned = PinnedPartition(
+            self.store, following, self.plan.listing, SCHEMA.empty_table(), target.folder
+        )
+        maker = RowMaker(pinned, target, self.keep)
+        files = maker.run(threads, self._known)
+        return _NewBatch(files, maker.index, maker.threads)
 
     # -- which threads -----------------------------------------------------------
 
@@ -207,12 +220,15 @@ class Keeper:
         return newest(self._indices)
 
 
-def _stale(threads: pa.Array) -> pa.Table:
-    """An index that knows nothing of threads but their names."""
+def _marked(threads: pa.Array, target: TableTarget) -> _NewBatch:
+    """An index that knows nothing of threads but their names, so that older rows do not count."""
     count = len(threads)
     nothing = [pa.repeat(pa.scalar(0, pa.int64()), count)]
     nothing += [pa.repeat(pa.scalar(False), count)] * (len(INDEX_SCHEMA) - 2)
-    return pa.Table.from_arrays([threads, *nothing], schema=INDEX_SCHEMA)
+    index = pa.Table.from_arrays([threads, *nothing], schema=INDEX_SCHEMA)
+    writer = target.writer(INDEX)
+    writer.add(index)
+    return _NewBatch({INDEX: writer.close()}, index, 0)
 
 
 def _difference(old: KeptTables, kept: KeptTables, threads: int) -> KeptChange:
