@@ -14,13 +14,12 @@ from logstore.analytics.kept import (
     BATCH,
     INDEX,
     INDEX_SCHEMA,
-    KEPT,
     KeptSource,
     newest,
     schema_of_file,
 )
 from logstore.analytics.sources import GROUP, ROW, SOURCE, aligned
-from logstore.manifest import KeptBatch, RunEntry
+from logstore.manifest import KEPT, KeptBatch, RunEntry
 from logstore.runs import RunReader
 
 _ORDER = [("thread_id", "ascending"), *((name, "ascending") for name in (SOURCE, GROUP, ROW))]

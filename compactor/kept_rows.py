@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from compactor.kept_files import TableTarget, TableWriter
 from logstore.analytics.decoded import Reading, Row, rows_of
-from logstore.analytics.kept import INDEX, INDEX_SCHEMA, KEPT, schema_of_file
+from logstore.analytics.kept import INDEX, INDEX_SCHEMA, schema_of_file
 from logstore.analytics.pin import PinnedPartition
 from logstore.analytics.sources import aligned
 from logstore.analytics.visibility import PLAIN_COLUMNS, contested_threads
 from logstore.errors import FormatError, ObjectNotFoundError, ReadError
-from logstore.manifest import RunEntry
+from logstore.manifest import KEPT, RunEntry
 from logstore.reader import ThreadRead
 from logstore.tail import StartAgain
 

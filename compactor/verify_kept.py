@@ -12,10 +12,11 @@ import pyarrow as pa
 
 from compactor.findings import Checked, Finding, Problem
 from logstore.analytics.decoded import Reading, rows_of
-from logstore.analytics.kept import KEPT, KeptSource, schema_of_file
+from logstore.analytics.kept import KeptSource, schema_of_file
 from logstore.analytics.pin import PinnedPartition, pin
 from logstore.analytics.sources import aligned
 from logstore.errors import FormatError, LogStoreError, SnapshotExpiredError
+from logstore.manifest import KEPT
 from logstore.store import LogStore
 from logstore.tail import StartAgain
 

@@ -162,6 +162,10 @@ class RunEntry:
         return self.first_thread <= thread_id <= self.last_thread
 
 
+KEPT = ("messages", "tool_calls")
+"""The tables that can be kept: as of the head, of its branch."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeptBatch:
     """What one commit put into the kept tables."""

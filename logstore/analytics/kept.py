@@ -18,13 +18,11 @@ import pyarrow.compute as pc
 from logstore.analytics.sources import Source
 from logstore.analytics.tables import READ
 from logstore.keys import TABLE_INDEX
-from logstore.manifest import KeptBatch, KeptTables, RunEntry
+from logstore.manifest import KEPT, KeptBatch, KeptTables, RunEntry
 from logstore.runs import RunReader
 
 INDEX = TABLE_INDEX
 """The name of the index among a batch's files."""
-KEPT = ("messages", "tool_calls")
-"""The tables that can be kept: as of the head, of its branch."""
 INDEX_SCHEMA = pa.schema(
     [
         ("thread_id", pa.string()),

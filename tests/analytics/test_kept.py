@@ -22,10 +22,10 @@ from compactor.verify import verify
 from logstore import LogStoreSaver, analytics
 from logstore.analytics import Reading, StoreSnapshot
 from logstore.analytics.decoded import rows_of
-from logstore.analytics.kept import KEPT
 from logstore.analytics.visibility import deletion_vectors
 from logstore.erase import prove_erasure, purge_partition
 from logstore.errors import MissingDataError
+from logstore.manifest import KEPT
 from tests.helpers import Place, Script, append, memory_place, thread
 
 CHANNELS = {"d": DeltaChannel(append, snapshot_frequency=4)}

@@ -40,7 +40,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from compactor import compact
 from logstore import LogStoreSaver, analytics
-from logstore.analytics.kept import KEPT
+from logstore.manifest import KEPT
 from tests.benchmarks.channel_bench import emit, milliseconds, print_table, text_of
 from tests.benchmarks.postgres import postgres
 
