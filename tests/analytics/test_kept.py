@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 from compactor import kept_merge, kept_rows
 from compactor.channels import ChannelTable, default_serde
 from compactor.cli import app
+from compactor.commit import commit
 from compactor.findings import Problem
 from compactor.rebuild import RebuildJob
+from compactor.report import Outcome
 from compactor.verify import verify
 from logstore import LogStoreSaver, analytics
 from logstore.analytics import Reading, StoreSnapshot
@@ -470,3 +472,26 @@ def test_the_command_keeps_what_its_option_or_its_configuration_names(tmp_path: 
     refused = CliRunner().invoke(app, ["run", place.uri, "--keep", "writes"])
     assert refused.exit_code == 2
     assert "no table 'writes' to keep" in refused.output
+
+
+def test_a_job_that_loses_leaves_the_tables_of_the_one_that_won(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.fresh() as saver:
+        script = Script([saver], "a")
+        parent = talk(script, 2)
+        place.compact(keep=KEPT)
+        talk(script, 2, parent)
+    first = iter([True])
+
+    def commit_late(*arguments: Any) -> int:
+        if next(first, False):
+            place.compact()
+        return commit(*arguments)
+
+    monkeypatch.setattr("compactor.job.commit", commit_late)
+    [report] = place.compact(keep=KEPT).partitions
+    assert report.outcome == Outcome.LOST
+    assert assert_exact(place, ("a",)) == 0
+    place.compact(keep=KEPT)
+    assert assert_exact(place, ("a",)) == 2
