@@ -142,6 +142,18 @@ def show_status(found: StoreStatus) -> None:
         show_reasons("no snapshots of", part.unfolded)
         show_reasons("another reducer in", part.changed)
     _show_hidden([reason for part in found.partitions for reason in part.hidden.values()])
+    _show_kept(found)
+
+
+def _show_kept(found: StoreStatus) -> None:
+    """The tables that are kept, and what waits to be made."""
+    names = sorted({name for part in found.partitions for name in part.kept})
+    if not names:
+        return
+    size = human_bytes(sum(part.kept_bytes for part in found.partitions))
+    console.print(f"keeps {' and '.join(names)}: {size}")
+    if stale := sum(part.stale for part in found.partitions):
+        console.print(f"threads whose rows wait for a job with --keep: at most {stale}")
 
 
 def _show_hidden(reasons: Sequence[str]) -> None:

@@ -41,6 +41,12 @@ class PartitionStatus:
     looked."""
     changed: dict[str, str]
     """Channels in which it met snapshots of another reducer, and which."""
+    kept: tuple[str, ...]
+    """The tables that are kept for analytics."""
+    kept_bytes: int
+    """Of their files."""
+    stale: int
+    """How many threads at most wait for a job that makes their rows."""
     totals: dict[str, int]
     """Sums over all jobs."""
 
@@ -96,6 +102,9 @@ def _partition(store: LogStore, partition: int) -> PartitionStatus:
         hidden={thread_id: rows.reason for thread_id, rows in manifest.hidden.items()},
         changed=dict(manifest.changed),
         rewrites=_ratio(manifest.totals.get("run_bytes_written", 0), manifest.runs),
+        kept=manifest.kept.tables,
+        kept_bytes=sum(file.size for file in manifest.kept.files.values()),
+        stale=manifest.kept.stale,
         totals=dict(manifest.totals),
     )
 

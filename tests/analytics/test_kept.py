@@ -20,6 +20,7 @@ from compactor.commit import commit
 from compactor.findings import Problem
 from compactor.rebuild import RebuildJob
 from compactor.report import Outcome
+from compactor.status import read_status
 from compactor.verify import verify
 from logstore import LogStoreSaver, analytics
 from logstore.analytics import Reading, StoreSnapshot
@@ -92,6 +93,14 @@ def place() -> Iterator[Place]:
     """A store whose replaced files go at the next job."""
     with memory_place(short_grace_s=0, long_grace_s=0) as found:
         yield found
+
+
+def waiting(place: Place) -> int:
+    """How many threads wait for their rows, by the status."""
+    with place.store() as store:
+        [part] = read_status(store).partitions
+    assert part.kept == KEPT
+    return part.stale
 
 
 def stored(place: Place) -> dict[str, bytes]:
@@ -248,8 +257,10 @@ def test_a_job_that_does_not_keep_them_marks_what_it_touches_as_stale(place: Pla
         saver.flush()
     place.compact()
     assert assert_exact(place) == 2 * (len(THREADS) - 1)
+    assert waiting(place) == 1
     place.compact(keep=KEPT)
     assert assert_exact(place) == 2 * len(THREADS)
+    assert waiting(place) == 0
 
 
 def test_the_rows_of_a_long_thread_are_made_anew_when_it_has_grown_by_an_eighth(
