@@ -69,18 +69,19 @@ def build_graph(
     checkpointer: BaseCheckpointSaver[Any] | None = None,
     *,
     snapshot_frequency: int = COMPACTED_FREQUENCY,
+    channel: Any = None,
 ) -> CompiledStateGraph[Any, Recording, Any, Any]:
     """The agent's graph.
 
     Args:
         checkpointer: where it saves its checkpoints.
         snapshot_frequency: the `DeltaChannel`'s.
+        channel: the messages' reducer or channel, instead of that `DeltaChannel`.
     """
+    kind = channel or DeltaChannel(append_by_id, snapshot_frequency=snapshot_frequency)
 
     class State(TypedDict):
-        messages: Annotated[
-            list[AnyMessage], DeltaChannel(append_by_id, snapshot_frequency=snapshot_frequency)
-        ]
+        messages: Annotated[list[AnyMessage], kind]
 
     def agent(state: State, runtime: Runtime[Recording]) -> dict[str, Any]:
         return {"messages": runtime.context.answer(len(state["messages"]))}
