@@ -8,6 +8,7 @@ meanwhile. Snapshots that it does not make again are taken back by `void` record
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,7 @@ from compactor.thinning import Place
 from compactor.uploads import Uploads
 from logstore.errors import CorruptObjectError
 from logstore.keys import run_prefix, snapshot_manifest_key
-from logstore.manifest import PartitionManifest, SnapshotManifest
+from logstore.manifest import PartitionManifest, RunEntry, SnapshotManifest
 from logstore.reader import ManifestVersion, ThreadRead, until_stable
 from logstore.records import SCHEMA, Encoding, Kind, Record, merge
 from logstore.store import LogStore, Settings
@@ -250,6 +251,19 @@ def recovered_manifest(store: LogStore, partition: int) -> PartitionManifest | N
         return None
     if manifest_etag(store, partition) != etag:
         raise StartAgain
-    runs = tuple(store.runs.describe(info.key, info.size) for info in listed)
+    runs = _apart([store.runs.describe(info.key, info.size) for info in listed])
     generation = max(run.generation for run in runs)
     return PartitionManifest(partition, generation=generation, runs=runs)
+
+
+def _apart(runs: Sequence[RunEntry]) -> tuple[RunEntry, ...]:
+    """Runs, with those of one place in one sequence on their own.
+
+    A run that was written anew alone has the place of the one that it replaced; of both together
+    no sorted sequence can be made.
+    """
+    places = Counter((run.sequence, run.part) for run in runs)
+    return tuple(
+        run if places[(run.sequence, run.part)] == 1 else replace(run, sequence="", part=0)
+        for run in runs
+    )

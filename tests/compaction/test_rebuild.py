@@ -13,7 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from compactor import Outcome, Report
 from compactor.channels import default_serde, table_of
-from compactor.rebuild import RebuildJob
+from compactor.rebuild import RebuildJob, recovered_manifest
 from compactor.verify import verify
 from logstore.errors import CorruptObjectError
 from logstore.keys import partition_manifest_key
@@ -233,6 +233,29 @@ def test_a_run_that_cannot_be_read_keeps_a_lost_manifest_from_being_made_of_the_
     flip(place, partition_manifest_key(0))
     with pytest.raises(CorruptObjectError, match=run):
         rebuild(place)
+
+
+def test_runs_that_were_rewritten_are_told_from_those_that_replaced_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.fresh() as saver:
+        for name in ("a", "b"):
+            Script([saver], name).chain(3)
+        place.compact(channels=D)
+        saver.delete_thread("b")
+    place.compact(channels=D)
+    remove(place, partition_manifest_key(0))
+    with place.store() as store:
+        recovered = recovered_manifest(store, 0)
+    assert recovered is not None
+    sequences = [run.sequence or run.key for run in recovered.runs]
+    assert len(set(sequences)) == len(sequences) == 3, "one after the other they are not sorted"
+    monkeypatch.setattr("compactor.plan.FAN_OUT", 3)
+    rebuild(place)
+    with place.fresh() as saver:
+        assert list(saver.list(thread("b"))) == []
+        assert len(list(saver.list(thread("a")))) == 3
+    assert sound(place)
 
 
 def test_only_the_threads_that_are_named_are_rebuilt(place: Place) -> None:
