@@ -277,7 +277,7 @@ def assert_twins(place: Place, make: Make, config: Config, live: Any = None) -> 
 
 # -- comparing savers ------------------------------------------------------------------
 
-_ADDRESS = ("thread_id", "checkpoint_ns", "checkpoint_id")
+ADDRESS = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
 
 def without_made_snapshots(values: Mapping[str, Any], inline: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def assert_same_tuple(found: CheckpointTuple | None, expected: CheckpointTuple |
     if found is None or expected is None:
         return
     # `InMemorySaver` gives the caller's config back, with whatever else was in it.
-    place = {key: expected.config["configurable"].get(key, "") for key in _ADDRESS}
+    place = {key: expected.config["configurable"].get(key, "") for key in ADDRESS}
     assert found.config == {"configurable": place}
     inline = expected.checkpoint["channel_values"]
     values = without_made_snapshots(found.checkpoint["channel_values"], inline)

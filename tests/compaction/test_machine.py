@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,29 +22,44 @@ from hypothesis.stateful import (
     rule,
 )
 from langgraph.channels.delta import DeltaChannel
-from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.types import Overwrite
 
 from compactor import Outcome, compact
 from compactor.channels import ChannelRule, ChannelSpec, ChannelTable, default_serde
+from compactor.job import Job
 from compactor.policy import Retention
+from compactor.purge import purge
 from compactor.rebuild import RebuildJob
 from compactor.verify import verify
 from logstore import LogStoreSaver
 from logstore.objects.memory import MemoryObjectStore
 from logstore.store import LogStore, StoreOptions
-from tests.helpers import Config, append, assert_same_tuple, rebuilt, thread
+from tests.compaction.oracle import Oracle
+from tests.helpers import ADDRESS, Config, append, assert_same_tuple, rebuilt, thread
 
 DELTAS = {name: DeltaChannel(append, list, snapshot_frequency=9) for name in ("d", "e")}
 NAMESPACES = ("", "sub:0001")
-THREADS = ("a", "b")
+THREADS = ("a", "b", "c")
 INLINE_K = 4
 """The graph itself writes a snapshot after so many updates."""
 TEXT = " ".join(f"word{number}" for number in range(60))
 """Makes a value large enough to be patched."""
-SMALL = {"compactor.plan.FAN_OUT": 3, "compactor.rebase.MIN_CHAIN": 2}
-"""Limits that make tiers and the numbering of patches happen in short histories."""
+SMALL = {
+    "compactor.plan.FAN_OUT": 3,
+    "compactor.rebase.MIN_CHAIN": 2,
+    "compactor.output.ROW_GROUP_BYTES": 2 << 10,
+    "compactor.memory.MemoryBudget.run": 8 << 10,
+    "compactor.memory.MemoryBudget.window": 16 << 10,
+    "compactor.memory.MemoryBudget.chunk": 8 << 10,
+    "compactor.memory.MemoryBudget.batch": 64 << 10,
+}
+"""Limits that make tiers of several runs, spilling, commits in parts and the numbering of
+patches happen in short histories."""
+RUNS = 4
+"""So many runs write by turns."""
+DAY_S = 86_400.0
 POLICIES = ("all", "all", "newest 1", "powers of two")
 
 
@@ -64,8 +80,12 @@ class At:
     checkpoint_id: str
 
     @property
+    def place(self) -> tuple[str, str, str]:
+        return (self.thread_id, self.ns, self.checkpoint_id)
+
+    @property
     def config(self) -> Config:
-        return thread(self.thread_id, self.ns, self.checkpoint_id)
+        return thread(*self.place)
 
 
 @dataclass
@@ -104,7 +124,9 @@ class SaverMachine(RuleBasedStateMachine):
         store = LogStore.open(self.uri, options)
         store.create()
         self.saver = LogStoreSaver(store)
-        self.model = InMemorySaver()
+        self.model = Oracle()
+        self.runs = [f"run-{number}" for number in range(RUNS)]
+        self.hidden_runs: set[str] = set()
         self.known: dict[At, Known] = {}
         self.serial = 0
         self.limits = ExitStack()
@@ -120,14 +142,21 @@ class SaverMachine(RuleBasedStateMachine):
         try:
             self.reopen()
             self.compare(self.saver)
-            found = verify(self.saver.store, table(2), default_serde())
-            assert not found.findings, found.findings
+            self.verify()
         finally:
             self.limits.close()
             self.saver.close()
             MemoryObjectStore.forget(self.name)
 
     # -- the graph's side ------------------------------------------------------------
+
+    @property
+    def run(self) -> str:
+        """The run that writes now."""
+        return self.runs[self.serial // 3 % RUNS]
+
+    def in_run(self, config: Config) -> Config:
+        return {**config, "metadata": {"run_id": self.run}}
 
     def address(self, thread_id: str, ns: str) -> At:
         self.serial += 1
@@ -222,7 +251,9 @@ class SaverMachine(RuleBasedStateMachine):
 
     def put(self, at: At, parent: At | None, extra: set[str], config: Config) -> None:
         before = self.known[parent] if parent else Known()
-        written = {w.channel for w in self.writes_at(parent)} | extra if parent else extra
+        found = self.model.written_before(parent.place, self.run) if parent else []
+        written = {channel for channel, _ in found} | extra
+        is_shown = parent is not None and parent.place not in self.model.hidden
         versions = dict(before.versions)
         updated = {ch for ch in written if ch in ("d", "e", "x")}
         for channel in sorted(updated):
@@ -233,7 +264,7 @@ class SaverMachine(RuleBasedStateMachine):
         for name in DELTAS:
             u, t = before.counters.get(name, (0, 0)) if parent else (0, 0)
             u, t = u + (name in updated), t + 1
-            if u >= INLINE_K and name in updated and parent is not None:
+            if u >= INLINE_K and name in updated and parent is not None and is_shown:
                 values[name] = _DeltaSnapshot(self.value_after(parent, name))
             elif name in versions:
                 counters[name] = (u, t)
@@ -250,31 +281,21 @@ class SaverMachine(RuleBasedStateMachine):
             "updated_channels": sorted(updated),
         }
         new = {ch: versions[ch] for ch in sorted(updated)}
-        call = (config, checkpoint, metadata, new)
+        call = (self.in_run(config), checkpoint, metadata, new)
         for saver in (self.saver, self.model):
             saver.put(*call)
         self.known[at] = Known(versions, counters, call)
         self.touched = at
 
-    def writes_at(self, at: At) -> list[Any]:
-        @dataclass
-        class Write:
-            channel: str
-            value: Any
-
-        found = self.model.get_tuple(at.config)
-        assert found is not None
-        return [Write(channel, value) for _, channel, value in found.pending_writes or ()]
-
     def value_after(self, parent: At, name: str) -> Any:
         channel = DELTAS[name].from_checkpoint(rebuilt(self.model, parent.config, DELTAS)[name])
-        writes = [("", name, w.value) for w in self.writes_at(parent) if w.channel == name]
-        channel.replay_writes(writes)
+        written = self.model.written_before(parent.place, self.run)
+        channel.replay_writes([("", name, value) for at, value in written if at == name])
         return channel.get()
 
     def write(self, at: At, writes: list[Any], task: str, path: str) -> None:
         for saver in (self.saver, self.model):
-            saver.put_writes(at.config, writes, task, path)
+            saver.put_writes(self.in_run(at.config), writes, task, path)
         self.touched = at
 
     @precondition(lambda self: len(self.known) > 5)
@@ -282,8 +303,49 @@ class SaverMachine(RuleBasedStateMachine):
     def delete(self, thread_id: str) -> None:
         for saver in (self.saver, self.model):
             saver.delete_thread(thread_id)
-        for at in [at for at in self.known if at.thread_id == thread_id]:
-            del self.known[at]
+        self.forget(lambda at: at.thread_id == thread_id)
+
+    def forget(self, which: Callable[[At], bool]) -> None:
+        """Nothing goes on from these any more."""
+        self.known = {at: known for at, known in self.known.items() if not which(at)}
+
+    @rule(thread_id=st.sampled_from(THREADS), newest=st.integers(1, 4))
+    def prune(self, thread_id: str, newest: int) -> None:
+        self.saver.prune([thread_id], newest=newest)
+        self.model.prune(thread_id, newest)
+
+    @precondition(lambda self: len(self.known) > 5)
+    @rule(thread_id=st.sampled_from(THREADS))
+    def prune_all(self, thread_id: str) -> None:
+        self.saver.prune([thread_id], strategy="delete")
+        self.model.delete_thread(thread_id)
+        self.forget(lambda at: at.thread_id == thread_id)
+
+    @rule(numbers=st.sets(st.integers(0, RUNS - 1), min_size=1, max_size=2))
+    def delete_for_runs(self, numbers: set[int]) -> None:
+        gone = [self.runs[number] for number in numbers]
+        for saver in (self.saver, self.model):
+            saver.delete_for_runs(gone)
+        self.hidden_runs.update(gone)
+
+    @rule(target=checkpoints, source=st.sampled_from(THREADS), to=st.sampled_from(THREADS))
+    def copy_thread(self, source: str, to: str) -> Any:
+        if any(True for _ in self.model.list(thread(to))):
+            return multiple()
+        if not any(True for _ in self.model.list(thread(source))):
+            return multiple()
+        self.model.delete_thread(to)  # what is hidden there may have been dropped
+        self.saver.delete_thread(to)
+        self.forget(lambda at: at.thread_id == to)
+        for saver in (self.saver, self.model):
+            saver.copy_thread(source, to)
+        copied = {
+            replace(at, thread_id=to): replace(known, call=moved(known.call, to))
+            for at, known in self.known.items()
+            if at.thread_id == source
+        }
+        self.known.update(copied)
+        return multiple(*copied)
 
     # -- the store's side ------------------------------------------------------------
 
@@ -294,9 +356,45 @@ class SaverMachine(RuleBasedStateMachine):
     )
     def compact(self, k: int | None, own_process: bool, retention: str) -> None:
         store = self.uri if own_process else self.saver.store
-        report = compact(store, table=table(k, retention) if k else None)
+        self.job(store, k, retention, DAY_S)
+
+    @rule(k=st.sampled_from([1, 2, 3, None]), retention=st.sampled_from(POLICIES))
+    def compact_and_drop(self, k: int | None, retention: str) -> None:
+        """What is hidden may be gone afterwards."""
+        self.job(self.uri, k, retention, 0)
+        self.hidden_may_be_gone()
+
+    def job(self, store: str | LogStore, k: int | None, retention: str, grace_s: float) -> None:
+        tables = table(k, retention) if k else None
+        report = compact(store, table=tables, hidden_grace_s=grace_s)
         assert not (k and report.unfolded)
         assert {p.outcome for p in report.partitions} <= {Outcome.COMMITTED, Outcome.IDLE}
+
+    def hidden_may_be_gone(self) -> None:
+        gone = self.model.cut_off()
+        self.forget(lambda at: at.place in gone or self.run_of(at) in self.hidden_runs)
+        for number, run in enumerate(self.runs):
+            if run in self.hidden_runs:
+                self.runs[number] = f"{run}+"
+
+    def run_of(self, at: At) -> str:
+        run: str = self.known[at].call[0]["metadata"]["run_id"]
+        return run
+
+    @rule(k=st.sampled_from([1, 2]), drops=st.booleans())
+    def purge(self, k: int, drops: bool) -> None:
+        store = LogStore.open(self.uri)
+        grace_s = 0 if drops else DAY_S
+        job = Job(store, table(k), default_serde(), purge=True, hidden_grace_s=grace_s)
+        purge(job, 0, None, lambda _: None, lambda _: None)
+        store.close()
+        if drops:
+            self.hidden_may_be_gone()
+
+    @rule()
+    def verify(self) -> None:
+        found = verify(self.saver.store, table(2), default_serde())
+        assert not found.findings, found.findings
 
     @rule(k=st.sampled_from([1, 2]), retention=st.sampled_from(POLICIES))
     def rebuild(self, k: int, retention: str) -> None:
@@ -352,9 +450,10 @@ class SaverMachine(RuleBasedStateMachine):
             expected = {key_of(t): t for t in self.model.list(thread(thread_id))}
             assert listed.keys() == expected.keys()
             for key, found in listed.items():
-                assert_same_tuple(found, expected[key])
-        for at in list(self.known)[which]:
-            self.compare_at(saver, at.config)
+                assert_same_tuple(addressed(found), expected[key])
+        hidden = [thread(*place) for place in self.model.hidden]
+        for config in [*(at.config for at in self.known), *hidden][which]:
+            self.compare_at(saver, config)
 
     def compare_head(self, saver: LogStoreSaver, thread_id: str, ns: str) -> None:
         self.compare_at(saver, thread(thread_id, ns))
@@ -362,7 +461,7 @@ class SaverMachine(RuleBasedStateMachine):
     def compare_at(self, saver: LogStoreSaver, config: Config) -> None:
         expected = self.model.get_tuple(config)
         found = saver.get_tuple(config)
-        assert_same_tuple(found, expected)
+        assert_same_tuple(found and addressed(found), expected)
         if expected is None or found is None:
             return
         # What a walk gives must be right even where a snapshot is at hand.
@@ -371,7 +470,9 @@ class SaverMachine(RuleBasedStateMachine):
         shown, model_s = found.checkpoint["channel_values"], expected.checkpoint["channel_values"]
         for name, spec in DELTAS.items():
             value = replayed(spec, wanted[name])
-            assert replayed(spec, walked[name]) == value
+            # Below a root that has a value there may be nothing left to walk.
+            if found.parent_config or name not in shown:
+                assert replayed(spec, walked[name]) == value
             if name in shown and name not in model_s:
                 assert shown[name] == _DeltaSnapshot(value)
                 assert name in found.checkpoint["channel_versions"]
@@ -383,6 +484,19 @@ def replayed(spec: DeltaChannel, history: Any) -> Any:
     return channel.get()
 
 
+def moved(call: tuple[Any, ...], thread_id: str) -> tuple[Any, ...]:
+    """A put, in the copy of its thread."""
+    config, *rest = call
+    configurable = {**config["configurable"], "thread_id": thread_id}
+    return ({**config, "configurable": configurable}, *rest)
+
+
+def addressed(found: CheckpointTuple) -> CheckpointTuple:
+    """Without the mark of a hidden parent, which is for copies of the checkpoint."""
+    configurable = {key: found.config["configurable"][key] for key in ADDRESS}
+    return found._replace(config={"configurable": configurable})
+
+
 def key_of(found: Any) -> tuple[str, str]:
     configurable = found.config["configurable"]
     return (configurable["checkpoint_ns"], configurable["checkpoint_id"])
@@ -390,8 +504,8 @@ def key_of(found: Any) -> tuple[str, str]:
 
 TestSaverMachine = SaverMachine.TestCase
 TestSaverMachine.settings = settings(
-    max_examples=20,
-    stateful_step_count=40,
+    max_examples=10,
+    stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
