@@ -31,6 +31,8 @@ MAX_LINKS = 16
 MAX_LARGE_LINKS = 64
 _LARGE_BYTES = 256 << 10
 """A chain of such values may be longer: to store one whole costs more than to read the links."""
+_FAR_BYTES = 32 << 10
+"""Smaller values are made against the parent only."""
 _MAX_WAIT_S = 5.0
 _MAX_WRITE_AGE_S = 3600.0
 """What others hide, the compactor drops a day later."""
@@ -255,7 +257,7 @@ def _since_last_value(
 ) -> tuple[Base | None, list[list[KnownWrite]]]:
     """The nearest value of a channel, and its writes from there on, nearest ancestor first."""
     steps: list[list[KnownWrite]] = []
-    for known in ancestry[: None if len(data) >= _LARGE_BYTES else 1]:
+    for known in ancestry[: None if len(data) >= _FAR_BYTES else 1]:
         mine = (w for w in known.writes if w.channel == channel)
         steps.append([w for w in mine if w.seen.seconds() <= _MAX_WRITE_AGE_S])
         if channel in known.values:
