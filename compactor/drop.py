@@ -103,6 +103,10 @@ class _Hidden:
         """Whether a checkpoint or write was hidden long enough ago."""
         return any(t.hides(record) for t in self._due)
 
+    def goes(self, checkpoint: Record) -> bool:
+        """Whether a checkpoint goes."""
+        return _key(checkpoint) in self._gone
+
     def can_go(self, record: Record) -> bool:
         """Whether nothing that stays needs the record, or a seed takes its place."""
         if record.kind == Kind.SNAPSHOT and _key(record) in self._roots:
@@ -135,6 +139,11 @@ class _Obstacles:
                         f"{boundary.checkpoint_id} is rebuilt from hidden checkpoints and has no "
                         "snapshot there; name its reducer with --graph or --config"
                     )
+            for channel in self._written_late(boundary, hidden):
+                return (
+                    f"{boundary.checkpoint_ns or 'root'}: {channel} has no version at checkpoint "
+                    f"{boundary.checkpoint_id}, and a late write at a hidden ancestor of it"
+                )
             if self._takes_tasks_from_parent(boundary):
                 return (
                     f"checkpoint {boundary.checkpoint_id} is older than format {TASKS_FORMAT} and "
@@ -149,6 +158,19 @@ class _Obstacles:
         if view.snapshot(ns, boundary.checkpoint_id, channel) is not None:
             return False
         return self._is_delta(boundary, channel)
+
+    def _written_late(self, boundary: Record, hidden: _Hidden) -> Iterator[str]:
+        """Delta channels that have writes below a boundary which it was put without."""
+        view, ns = self._view, boundary.checkpoint_ns
+        versions = view.versions(boundary)
+        child = boundary
+        parent = view.ancestor(ns, boundary.parent_checkpoint_id or "")
+        while parent is not None and hidden.goes(parent):
+            for write in view.writes_before(child):
+                channel = write.channel or ""
+                if channel not in versions and self._is_delta(boundary, channel):
+                    yield channel
+            child, parent = parent, view.ancestor(ns, parent.parent_checkpoint_id or "")
 
     def _is_delta(self, boundary: Record, channel: str) -> bool:
         """Whether the operator says so, or a checkpoint down to the channel's nearest value."""

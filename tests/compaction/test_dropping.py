@@ -135,6 +135,25 @@ def test_a_fork_from_a_dropped_checkpoint_raises(place: Place) -> None:
         rebuilt(saver, thread(checkpoint_id=late), CHANNELS)
 
 
+def test_a_late_write_to_a_channel_that_the_boundary_lacks_keeps_what_is_below(
+    place: Place,
+) -> None:
+    channels = {**CHANNELS, "e": DeltaChannel(append, snapshot_frequency=1000)}
+    with place.fresh() as saver:
+        script = Script([saver])
+        line = script.chain(5)
+        script.write(line[1], "late", to="e")
+        saver.prune(["t"], newest=2)
+    for _ in range(2):
+        place.compact(channels=channels, hidden_grace_s=0.0)
+    with place.fresh() as saver:
+        history = saver.get_delta_channel_history(config=thread(), channels=["e"])["e"]
+    assert [value for _, _, value in history["writes"]] == [["late"]]
+    with place.store() as store:
+        status = read_status(store)
+    assert "late write" in "".join(status.partitions[0].hidden.values())
+
+
 def test_a_thread_with_waiting_segments_is_left_to_a_later_job(place: Place) -> None:
     with place.fresh() as saver:
         script = Script([saver])
