@@ -14,7 +14,7 @@ from logstore.reader import until_stable
 from logstore.records import Kind
 from logstore.segment import with_arrival
 from logstore.store import LogStore
-from logstore.tail import Listing, StartAgain, Tail
+from logstore.tail import Keep, Listing, StartAgain, Tail
 
 _CHECKPOINTS = ["thread_id", "checkpoint_ns", "checkpoint_id", "kind"]
 _RUNS = ["thread_id", "kind", "run_id"]
@@ -31,8 +31,13 @@ class PartitionRead:
     tail: Tail
 
 
-def read_partition(store: LogStore, partition: int) -> PartitionRead:
+def read_partition(store: LogStore, partition: int, keep: Keep | None = None) -> PartitionRead:
     """LIST the log, GET the manifest after it, fetch what that has not merged.
+
+    Args:
+        store: the store.
+        partition: the partition's number.
+        keep: as in `LogReader.read`.
 
     Raises:
         StartAgain: compaction moved things meanwhile.
@@ -40,7 +45,7 @@ def read_partition(store: LogStore, partition: int) -> PartitionRead:
     """
     listing = store.log.list(partition)
     manifest, etag = store.reader.partition_manifest(partition)
-    tail = store.log.read(listing, manifest.merged.keys(), None)
+    tail = store.log.read(listing, manifest.merged.keys(), None, keep=keep)
     if tail.gone and store.reader.partition_manifest(partition)[1] != etag:
         raise StartAgain
     return PartitionRead(manifest, etag is not None, listing, tail)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from logstore.cache import ByteCache
@@ -20,6 +21,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+Keep = Callable[[Segment, int], Segment]
+"""Is given a segment and its arrival; says what to keep of it."""
+_AT_ONCE_BYTES = 8 << 20
+"""Segments of so many bytes are fetched in parallel, then looked at."""
 Answer = tuple[str, Segment | ObjectNotFoundError | CorruptObjectError, int | None]
 """A key, what fetching it gave, and when it arrived if the listing did not tell."""
 
@@ -135,6 +140,7 @@ class LogReader:
         merged: Collection[str],
         thread_id: str | None,
         on_unreadable: Callable[[str, CorruptObjectError], None] | None = None,
+        keep: Keep | None = None,
     ) -> Tail:
         """Fetch the segments that a manifest has not merged, and close the set.
 
@@ -144,6 +150,7 @@ class LogReader:
             merged: the keys of merged segments.
             thread_id: fetch only what may hold this thread; None for everything.
             on_unreadable: is told of segments that cannot be read, which are left out.
+            keep: takes what it needs of each segment, so that not all need fit into memory.
 
         Raises:
             StartAgain: a listed segment is gone.
@@ -162,10 +169,10 @@ class LogReader:
         missing = set(wanted)
         while missing:
             listed, hidden = missing & listing.arrived.keys(), missing - listing.arrived.keys()
-            answers = [
-                *self._fetch_listed(sorted(listed)),
-                *self.map(self._try_fetch_hidden, sorted(hidden)),
-            ]
+            answers = chain(
+                self._fetch_listed(sorted(listed), listing.sizes),
+                self.map(self._try_fetch_hidden, sorted(hidden)),
+            )
             for key, answer, modified in answers:
                 if isinstance(answer, ObjectNotFoundError):
                     if key in listing.arrived:
@@ -177,22 +184,27 @@ class LogReader:
                     on_unreadable(key, answer)
                     skipped.add(key)
                 else:
-                    segments[key] = answer
                     if modified is not None:
                         arrived[key] = modified
+                    segments[key] = answer if keep is None else keep(answer, arrived[key])
             missing = self._named(segments, merged, thread_id)
             missing -= segments.keys() | gone | skipped
         return Tail(segments, arrived, bool(gone))
 
-    def _fetch_listed(self, keys: Sequence[str]) -> Iterator[Answer]:
+    def _fetch_listed(self, keys: Sequence[str], sizes: Mapping[str, int]) -> Iterator[Answer]:
         """Segments that a page showed; those in memory cost no trip to another thread."""
-        missing = []
+        missing: list[str] = []
+        waiting = 0
         for key in keys:
             segment = self._cache.get(key)
-            if segment is None:
-                missing.append(key)
-            else:
+            if segment is not None:
                 yield key, segment, None
+                continue
+            missing.append(key)
+            waiting += sizes.get(key, 0)
+            if waiting >= _AT_ONCE_BYTES:
+                yield from self.map(self._try_fetch, missing)
+                missing, waiting = [], 0
         yield from self.map(self._try_fetch, missing)
 
     def _try_fetch(self, key: str) -> Answer:

@@ -8,6 +8,7 @@ none can be downloaded by a query.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,8 @@ import pyarrow as pa
 
 from logstore.analytics.files import RunFiles
 from logstore.analytics.pin import PinnedPartition
-from logstore.analytics.tables import PARTITION, READ, RECORDS, STORED
+from logstore.analytics.spool import in_spool
+from logstore.analytics.tables import READ, RECORDS, STORED
 from logstore.errors import QueryError, UsageError
 
 if TYPE_CHECKING:
@@ -168,20 +170,20 @@ def stream_query(
 
 def _records(connection: Any, partitions: Sequence[PinnedPartition], files: RunFiles) -> str:
     """A query for all visible records."""
-    clean: list[str] = []
-    dirty: list[str] = []
+    found: dict[tuple[bool, bool], list[str]] = defaultdict(list)
     for partition in partitions:
-        with_hidden = {source for source, _ in partition.hidden_in_runs}
-        for number, run in enumerate(partition.manifest.runs):
-            (dirty if number in with_hidden else clean).append(files.url(run.key))
+        with_hidden = {source for source, _ in partition.hidden}
+        for number, key in enumerate(partition.files):
+            found[(number in with_hidden, in_spool(key))].append(files.url(key))
     columns = ", ".join(RECORDS.names)
-    connection.register("tail_records", _tails(partitions))
-    branches = [f"SELECT {columns} FROM tail_records"]
-    if clean:
-        branches.append(f"SELECT {columns} FROM {_parquet(clean, _RUN_FILES)}")
-    if dirty:
-        connection.register("hidden_rows", _hidden_rows(partitions, files))
-        rows = _parquet(dirty, f"{_RUN_FILES}, file_row_number = true, filename = 'file'")
+    connection.register("no_records", RECORDS.empty_table())
+    connection.register("hidden_rows", _hidden_rows(partitions, files))
+    branches = [f"SELECT {columns} FROM no_records"]
+    for (dirty, _), urls in found.items():
+        if not dirty:
+            branches.append(f"SELECT {columns} FROM {_parquet(urls, _RUN_FILES)}")
+            continue
+        rows = _parquet(urls, f"{_RUN_FILES}, file_row_number = true, filename = 'file'")
         branches.append(
             f"SELECT {columns} FROM {rows} AS run ANTI JOIN hidden_rows AS hidden "
             "ON run.file = hidden.file AND run.file_row_number = hidden.row"
@@ -225,22 +227,14 @@ def _literal(path: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", path).replace("'", "''")
 
 
-def _tails(partitions: Sequence[PinnedPartition]) -> pa.Table:
-    tails = [RECORDS.empty_table()]
-    for partition in partitions:
-        rows = partition.visible_tail
-        number = pa.repeat(pa.scalar(partition.number, pa.int32()), rows.num_rows)
-        tails.append(rows.add_column(0, PARTITION, number))
-    return pa.concat_tables(tails)
-
-
 def _hidden_rows(partitions: Sequence[PinnedPartition], files: RunFiles) -> pa.Table:
     """The deletion vectors, with rows counted within the file."""
     names: list[str] = []
     places: list[int] = []
     for partition in partitions:
-        for (source, group), rows in partition.hidden_in_runs.items():
+        keys = list(partition.files)
+        for (source, group), rows in partition.hidden.items():
             first = partition.sources[source].position(group)
             places.extend(first + row for row in rows.to_pylist())
-            names.extend([files.url(partition.manifest.runs[source].key)] * len(rows))
+            names.extend([files.url(keys[source])] * len(rows))
     return pa.table({"file": pa.array(names, pa.string()), "row": pa.array(places, pa.int64())})

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow.fs as pafs
 
+from logstore.analytics.spool import in_spool
 from logstore.errors import UsageError
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 class RunFiles:
     """Where engines find the runs: on the disk where a store is a directory, else through it."""
 
-    def __init__(self, objects: ObjectStore, runs: dict[str, RunEntry]) -> None:
-        """Serve these runs, by key."""
+    def __init__(self, objects: ObjectStore, runs: dict[str, RunEntry], spool: Path) -> None:
+        """Serve these runs, by key; those of the tail lie in `spool`."""
+        self._spool = spool
         self._root = ""
         self.filesystem: RunFileSystem | None = None
         """To be registered with an engine; None if the runs are plain files."""
@@ -38,6 +40,8 @@ class RunFiles:
 
     def path(self, key: str) -> str:
         """A run's path in it."""
+        if self.filesystem is None and in_spool(key):
+            return str(self._spool / key)
         return f"{self._root}{key}"
 
     def url(self, key: str) -> str:

@@ -19,6 +19,7 @@ from logstore.analytics.tables import PARTITION, READ, RECORDS
 from logstore.records import SCHEMA
 
 BATCH_ROWS = 8192
+_GROUPS_AT_ONCE = 4
 _FORMAT = ds.ParquetFileFormat()
 
 
@@ -36,7 +37,7 @@ class RecordScan:
     def fragments(self) -> list[ds.ParquetFileFragment]:
         """The row groups of which every row shows, a fragment a run."""
         whole: list[ds.ParquetFileFragment] = []
-        for number, run in enumerate(self._partition.manifest.runs):
+        for number, run in enumerate(self._partition.files.values()):
             dirty = {group for source, group in self._partition.hidden if source == number}
             groups = None
             if dirty:
@@ -49,18 +50,22 @@ class RecordScan:
                 whole.append(fragment)
         return whole
 
+    def _pieces(self) -> Iterator[ds.ParquetFileFragment]:
+        """The same a few row groups at a time: what Arrow reads ahead of them stays small."""
+        for fragment in self.fragments():
+            groups = [group.id for group in fragment.row_groups]
+            for start in range(0, len(groups), _GROUPS_AT_ONCE):
+                yield fragment.subset(row_group_ids=groups[start : start + _GROUPS_AT_ONCE])
+
     def rest(
         self, columns: Sequence[str], filter: pc.Expression | None = None
     ) -> Iterator[pa.Table]:
-        """The tail, and what shows of the other row groups."""
+        """What shows of the other row groups."""
         # A filter may be on columns that were not asked for.
         names = [n for n in SCHEMA.names if n != "value" or n in columns or filter is not None]
-        for (source, group), hidden in self._partition.hidden_in_runs.items():
+        for (source, group), hidden in self._partition.hidden.items():
             table = self._partition.sources[source].read(group, names)
             yield _chosen(self._here(_without(table, hidden)), columns, filter)
-        tail = self._partition.visible_tail
-        for start in range(0, tail.num_rows, BATCH_ROWS):
-            yield _chosen(self._here(tail.slice(start, BATCH_ROWS)), columns, filter)
 
     def _here(self, table: pa.Table) -> pa.Table:
         number = pa.scalar(self._partition.number, pa.int32())
@@ -85,12 +90,11 @@ class RecordScan:
         with expiring(self._partition.store.uri):
             if not self._may_match(filter):
                 return
-            for fragment in self.fragments():
+            for fragment in self._pieces():
                 yield from _scanner(fragment, RECORDS, columns, filter).to_batches()
                 on_records(fragment.count_rows())
             for table in self.rest(columns, filter):
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
-            on_records(self._partition.tail.num_rows)
 
     def _may_match(self, filter: pc.Expression) -> bool:
         """Whether anything in this partition can match a filter."""

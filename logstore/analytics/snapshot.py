@@ -20,12 +20,14 @@ from logstore.analytics.duck import connect, explaining, stream_query
 from logstore.analytics.files import RunFiles
 from logstore.analytics.pin import PinnedPartition, expired, expiring, pin
 from logstore.analytics.scan import KeptScan, RecordScan
+from logstore.analytics.spool import SpooledObjects
 from logstore.analytics.streams import SpooledTable, batches_of
 from logstore.analytics.tables import READ, RECORDS, STORED, schema_of
 from logstore.encode import Target
 from logstore.errors import InvalidOptionError, MissingDataError, ObjectNotFoundError
 from logstore.keys import partition_of
 from logstore.manifest import RunEntry
+from logstore.objects import open_object_store
 from logstore.reader import ThreadRead
 from logstore.store import LogStore, StoreOptions
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     import duckdb
 
 _CACHE_BYTES = 96 << 20
+_IO_THREADS = 4
+"""Each has buffers of its own, which it keeps."""
 
 
 def _ignore(_: int) -> None:
@@ -46,8 +50,8 @@ class StoreSnapshot:
     it pins, after the store's long grace; what then needs one of them raises
     `SnapshotExpiredError`, and `refresh` gives a snapshot of the present.
 
-    The tail of one partition at a time must fit into memory; everything else is streamed. What
-    is needed again is kept in a directory for temporary files until `close`.
+    Everything is streamed, a thread's records without their values at a time. The tails, and what
+    is needed again, are kept in a directory for temporary files until `close`.
     """
 
     def __init__(self, uri: str, **backend: Any) -> None:
@@ -58,8 +62,10 @@ class StoreSnapshot:
             CorruptObjectError: a manifest or a segment cannot be read.
         """
         self._backend = backend
-        self._store = LogStore.open(uri, StoreOptions(cache_bytes=_CACHE_BYTES), **backend)
+        objects = open_object_store(uri, **backend)
         self._spool = Path(tempfile.mkdtemp(prefix="logstore-analytics-"))
+        options = StoreOptions(cache_bytes=_CACHE_BYTES, io_threads=_IO_THREADS)
+        self._store = LogStore(SpooledObjects(objects, self._spool), options)
         self._finalizer = weakref.finalize(self, shutil.rmtree, self._spool, ignore_errors=True)
         self._spooled: dict[tuple[str, Reading], SpooledTable] = {}
         try:
@@ -110,9 +116,7 @@ class StoreSnapshot:
     @property
     def records(self) -> int:
         """How many records are pinned, those that do not show included."""
-        runs = sum(run.rows for part in self.partitions for run in part.manifest.runs)
-        tails: int = sum(partition.tail.num_rows for partition in self.partitions)
-        return runs + tails
+        return sum(file.rows for part in self.partitions for file in part.files.values())
 
     # -- Arrow ---------------------------------------------------------------------------
 
@@ -324,17 +328,17 @@ class StoreSnapshot:
 
     @cached_property
     def _pinned(self) -> dict[str, RunEntry]:
-        """The runs, and the files of kept tables."""
+        """The runs, the files of the tails, and those of kept tables."""
         return {
             key: file
             for partition in self.partitions
-            for files in (partition.runs, partition.manifest.kept.files)
+            for files in (partition.files, partition.manifest.kept.files)
             for key, file in files.items()
         }
 
     @cached_property
     def _files(self) -> RunFiles:
-        return RunFiles(self._store.objects, self._pinned)
+        return RunFiles(self._store.objects, self._pinned, self._spool)
 
     @cached_property
     def _scans(self) -> tuple[RecordScan, ...]:

@@ -1,8 +1,9 @@
 """Immutable sorted tables of records, read a row group at a time and joined by thread.
 
-A run is one; the tail of a partition, sorted and spooled once, is another. Whatever has to
-see all records of a thread together goes through `aligned`, which reads each row group once
-and holds no more than a few thousand rows, or one thread, of each source.
+A run is one, a sorted part of a partition's tail another. Whatever has to see all records of a
+thread together goes through `aligned`, which reads each row group once and holds no more than a
+few thousand rows of each source, or one thread, whose values it leaves in the files if they are
+large.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.manifest import RunEntry
-from logstore.records import SCHEMA, Encoding, Record
+from logstore.records import SCHEMA, Encoding, Record, ValueRef
 from logstore.runs import INDEX_COLUMNS, RunReader
 from logstore.segment import cast_table
 
 SOURCE, GROUP, ROW = "at_source", "at_group", "at_row"
 """The columns in which `aligned` tells where a row lies; rows count within their group."""
-_TAIL_GROUP_ROWS = 20_000
+LEFT = "value_left"
+"""The column in which it tells whether a row's value was left where it is."""
+_HELD_BYTES = 16 << 20
+"""Of the rows of one thread, over all sources."""
 _BATCH_ROWS = 4_096
 _UNUSED = {"metadata_type", "metadata_value", "ordinal"}
 """What neither a view nor a value needs."""
@@ -96,39 +100,6 @@ class RunSource(Source):
             yield cast_table(table, schema)
 
 
-@dataclass(frozen=True)
-class TailSource(Source):
-    """What no manifest had merged, sorted; memory-mapped, so that it takes no memory for good."""
-
-    table: pa.Table
-
-    @property
-    def groups(self) -> int:
-        """How many slices it is read in."""
-        rows: int = self.table.num_rows
-        return -(-rows // _TAIL_GROUP_ROWS)
-
-    def bounds(self, group: int) -> tuple[str, str] | None:
-        """The first and the last thread of a slice."""
-        column = self._slice(group)["thread_id"]
-        return column[0].as_py(), column[-1].as_py()
-
-    def position(self, group: int) -> int:
-        """How many rows come before a slice."""
-        return group * _TAIL_GROUP_ROWS
-
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Some columns of a slice. See `Source.read`."""
-        return self._slice(group).select(list(columns))
-
-    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The whole slice, which is small. See `Source.batches`."""
-        yield self.read(group, columns)
-
-    def _slice(self, group: int) -> pa.Table:
-        return self.table.slice(self.position(group), _TAIL_GROUP_ROWS)
-
-
 def aligned(
     sources: Sequence[Source], columns: Sequence[str], threads: pa.Array | None = None
 ) -> Iterator[pa.Table]:
@@ -140,10 +111,14 @@ def aligned(
         threads: only these; row groups that hold none of them are not read.
 
     Yields:
-        Tables of the columns, and of `SOURCE`, `GROUP` and `ROW`; in each the sources follow
-        each other.
+        Tables of the columns, and of `SOURCE`, `GROUP`, `ROW` and `LEFT`; in each the sources
+        follow each other.
     """
-    cursors = [_Cursor(number, source, columns, threads) for number, source in enumerate(sources)]
+    held_bytes = _HELD_BYTES // max(1, len(sources))
+    cursors = [
+        _Cursor(number, source, columns, threads, held_bytes)
+        for number, source in enumerate(sources)
+    ]
     while True:
         live = [cursor for cursor in cursors if cursor.fill()]
         if not live:
@@ -166,12 +141,18 @@ class _Cursor:
     """Reads one source forward."""
 
     def __init__(
-        self, number: int, source: Source, columns: Sequence[str], threads: pa.Array | None
+        self,
+        number: int,
+        source: Source,
+        columns: Sequence[str],
+        threads: pa.Array | None,
+        held_bytes: int,
     ) -> None:
         self._number = number
         self._source = source
         self._columns = columns
         self._threads = threads
+        self._held_bytes = held_bytes
         self._batches = self._all_batches()
         self._ahead = next(self._batches, None)
         self._table: pa.Table | None = None
@@ -197,7 +178,10 @@ class _Cursor:
     def extend(self) -> None:
         """Read a few rows more."""
         assert self._table is not None
-        self._table = pa.concat_tables([self._table, self._next()])
+        held, more = self._table, self._next()
+        if held.nbytes + more.nbytes > self._held_bytes:
+            held, more = _without_values(held), _without_values(more)
+        self._table = pa.concat_tables([held, more])
 
     def take_all(self) -> pa.Table:
         """The rows at hand."""
@@ -233,6 +217,7 @@ class _Cursor:
             (SOURCE, pa.int32(), pa.repeat(self._number, rows)),
             (GROUP, pa.int32(), pa.repeat(group, rows)),
             (ROW, pa.int64(), pa.array(range(first, first + rows), pa.int64())),
+            (LEFT, pa.bool_(), pa.repeat(False, rows)),
         ):
             table = table.append_column(name, values.cast(type_))
         return table
@@ -248,15 +233,27 @@ class _Cursor:
         return bool(pc.any(within).as_py())
 
 
+def _without_values(table: pa.Table) -> pa.Table:
+    if "value" not in table.column_names:
+        return table
+    for name, values in (
+        ("value", pa.nulls(table.num_rows, SCHEMA.field("value").type)),
+        (LEFT, pa.repeat(True, table.num_rows)),
+    ):
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table
+
+
 def threads_of(
-    sources: Sequence[Source], threads: pa.Array | None = None, *, values: bool = True
+    sources: Sequence[RunSource], threads: pa.Array | None = None, *, values: bool = True
 ) -> Iterator[tuple[str, pa.Table, list[Record]]]:
     """The records of one thread after the other.
 
     Args:
         sources: where they come from.
         threads: only these.
-        values: with their values, and without the records that only say that there is none.
+        values: with their values, or where they lie if the thread is large, and without the
+            records that only say that there is none.
 
     Yields:
         The thread, its rows (of which the addresses matter), and a record for each of them.
@@ -273,8 +270,21 @@ def threads_of(
         for thread_id, count in _run_lengths(rows["thread_id"]):
             mine = slice(start, start + count)
             records = list(map(Record, *(field[mine] for field in fields)))
+            if values and pc.any(rows[LEFT].slice(start, count)).as_py():
+                records = _referring(records, rows.slice(start, count), sources)
             yield thread_id, addresses.slice(start, count), records
             start += count
+
+
+def _referring(
+    records: Sequence[Record], rows: pa.Table, sources: Sequence[RunSource]
+) -> list[Record]:
+    """The records, with references to the values that were left in the files."""
+    places = zip(*(rows[name].to_pylist() for name in (LEFT, SOURCE, GROUP, ROW)), strict=True)
+    return [
+        record._replace(value=ValueRef(sources[source].run.key, group, row)) if left else record
+        for record, (left, source, group, row) in zip(records, places, strict=True)
+    ]
 
 
 def _field(rows: pa.Table, name: str) -> list[Any]:

@@ -13,18 +13,21 @@ import pyarrow.parquet as pq
 from logstore.errors import LogStoreError
 
 BATCH_ROWS = 4096
+BATCH_BYTES = 4 << 20
 
 Rows = Iterable[dict[str, Any]]
 
 
 def batches_of(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows as record batches."""
+    """Rows as record batches, small ones where the rows are large."""
     batch: list[dict[str, Any]] = []
+    size = 0
     for row in rows:
         batch.append(row)
-        if len(batch) == BATCH_ROWS:
+        size += sum(len(value) for value in row.values() if isinstance(value, str))
+        if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
             yield pa.RecordBatch.from_pylist(batch, schema)
-            batch = []
+            batch, size = [], 0
     if batch:
         yield pa.RecordBatch.from_pylist(batch, schema)
 

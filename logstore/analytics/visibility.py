@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.analytics.sources import GROUP, ROW, SOURCE, Source, aligned, threads_of
+from logstore.analytics.sources import GROUP, ROW, SOURCE, RunSource, aligned, threads_of
 from logstore.records import Encoding, Kind
 from logstore.view import ThreadView
 
@@ -33,7 +33,7 @@ PLAIN_COLUMNS = [*_PLACE, "kind", "channel", "version", "task_id", "idx", "encod
 
 
 def deletion_vectors(
-    sources: Sequence[Source], doubtful: pa.Array | None = None
+    sources: Sequence[RunSource], doubtful: pa.Array | None = None
 ) -> DeletionVectors:
     """The rows of the sources that do not show.
 
