@@ -12,7 +12,6 @@ from compactor.config import Operation
 from compactor.dryrun import DryRunStore
 from compactor.iceberg_command import publish
 from compactor.job import Job
-from compactor.memory import limit_heap
 from compactor.options import (
     Config,
     Frequency,
@@ -52,6 +51,7 @@ from logstore.cli.common import (
 )
 from logstore.cli.options import Json, Uri, existing_store
 from logstore.errors import InvalidOptionError, LogStoreError
+from logstore.memory import limit_heap
 from logstore.store import LogStore
 
 logger = logging.getLogger(__name__)

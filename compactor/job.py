@@ -23,7 +23,7 @@ from compactor.commit import commit
 from compactor.dropping import HIDDEN_GRACE_S, Dropper, threads_due
 from compactor.fold import Folder
 from compactor.kept import Keeper, KeptChange, check_keep
-from compactor.memory import MemoryBudget, return_freed
+from compactor.memory import MemoryBudget
 from compactor.merger import MergeOutput, Merger
 from compactor.plan import (
     Plan,
@@ -46,6 +46,7 @@ from logstore.errors import (
 )
 from logstore.keys import is_run_key
 from logstore.manifest import HiddenRows, PartitionManifest
+from logstore.memory import return_freed
 from logstore.reader import until_stable
 from logstore.records import Record
 from logstore.store import LogStore, Settings

@@ -19,7 +19,6 @@ from compactor.plan import Plan
 from logstore.analytics.kept import INDEX, INDEX_SCHEMA, newest, read_index
 from logstore.analytics.pin import PinnedPartition
 from logstore.manifest import KEPT, KeptBatch, KeptTables, PartitionManifest, RunEntry
-from logstore.records import SCHEMA
 from logstore.store import LogStore
 
 
@@ -91,9 +90,7 @@ class Batches:
         self, following: PartitionManifest, threads: pa.Array, target: TableTarget
     ) -> _NewBatch:
         """The rows of threads, as a reader of the next manifest would make them."""
-        pinned = PinnedPartition(
-            self.store, following, self.plan.listing, SCHEMA.empty_table(), target.folder
-        )
+        pinned = PinnedPartition(self.store, following, self.plan.listing, ())
         maker = RowMaker(pinned, target, self.keep)
         files = maker.run(threads, self._known)
         return _NewBatch(files, maker.index, maker.threads)

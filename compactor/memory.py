@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from dataclasses import dataclass
-
-import pyarrow as pa
 
 from logstore.errors import InvalidOptionError
 from logstore.store import StoreOptions
@@ -15,9 +12,6 @@ DEFAULT_MEMORY = 512 << 20
 MIN_MEMORY = 64 << 20
 ROW_BYTES = 2048
 """What a record takes as a Python object, besides its value."""
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
-_LARGE_BLOCK = 128 << 10
 _SHIFTS = {"MB": 20, "GB": 30}
 
 
@@ -86,22 +80,3 @@ class MemoryBudget:
     def store_options(self) -> StoreOptions:
         """How to open the store of a job: with caches that are part of the budget."""
         return StoreOptions(cache_bytes=self.total // 16, base_bytes=1)
-
-
-def limit_heap() -> None:
-    """Keep glibc from holding on to freed memory, for a process that only compacts.
-
-    By default each thread frees into a heap of its own, which the others cannot use.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
-
-
-def return_freed() -> None:
-    """Give freed memory back to the system, between two steps that hold much."""
-    pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _CACHE_BYTES = 96 << 20
-_IO_THREADS = 4
+_IO_THREADS = 2
 """Each has buffers of its own, which it keeps."""
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from logstore.errors import ObjectNotFoundError
 from logstore.manifest import RunEntry
+from logstore.memory import return_freed
 from logstore.objects.base import ListPage, ObjectData, ObjectStore, Stored
 from logstore.records import SCHEMA
 from logstore.seal import sealed
@@ -70,6 +71,7 @@ class TailSpool:
         bounds = pc.min_max(table["thread_id"])
         first, last = bounds["min"].as_py(), bounds["max"].as_py()
         self._files.append(RunEntry(key, 0, table.num_rows, len(body), first, last, 0))
+        return_freed()
 
 
 def _body_of(table: pa.Table, rows: int) -> bytes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.cli.options import refuse_memory, require_directory
+from logstore.memory import limit_heap
 
 if TYPE_CHECKING:
     from logstore.analytics import Reading, StoreSnapshot
@@ -35,10 +36,14 @@ def snapshot_of(uri: str) -> Iterator[StoreSnapshot]:
     Raises:
         LogStoreError: there is none, or a part of it was lost.
     """
-    from logstore import analytics  # what other commands need not load
+    import pyarrow as pa  # what other commands need not load
+
+    from logstore import analytics
 
     refuse_memory(uri)
     require_directory(uri)
+    limit_heap()
+    pa.set_memory_pool(pa.system_memory_pool())  # it keeps nothing that was freed
     with analytics.open(uri) as snapshot:
         yield snapshot
 

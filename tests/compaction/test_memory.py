@@ -28,7 +28,7 @@ COMPACT = """
 import json, sys
 from pathlib import Path
 from compactor import compact
-from compactor.memory import limit_heap
+from logstore.memory import limit_heap
 from tests.helpers import memory_place, thread
 
 def peak_mb():
