@@ -6,17 +6,19 @@ Colours and sizes of text come from the page's style sheet, by class.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
 WIDTH = 460
 _ROW = 24
-_LABEL = 168
-_VALUE = 84
+_LABEL = 214
+_LABEL_CHARS = 30
+_VALUE = 72
 _HEIGHT = 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 26, 40
 _TICKS = 4
+_MAX_BAR = 48
 Format = Callable[[float], str]
 
 
@@ -31,7 +33,7 @@ class Line:
 
 
 def bars(rows: Sequence[tuple[str, float]], show: Format, marked: Sequence[float] = ()) -> str:
-    """Horizontal bars.
+    """Horizontal bars; nothing for no rows.
 
     Args:
         rows: labels and values.
@@ -39,7 +41,7 @@ def bars(rows: Sequence[tuple[str, float]], show: Format, marked: Sequence[float
         marked: for each row the part of its value that is marked, if any is.
     """
     if not rows:
-        return nothing()
+        return ""
     top = max(value for _, value in rows) or 1
     room = WIDTH - _LABEL - _VALUE
     parts = []
@@ -53,17 +55,20 @@ def bars(rows: Sequence[tuple[str, float]], show: Format, marked: Sequence[float
     return _svg(len(rows) * _ROW, parts)
 
 
-def histogram(values: Sequence[float], show: Format, unit: str, bins: int = 16) -> str:
-    """How often values of each size occur.
+def histogram(
+    values: Sequence[float], show: Format, unit: str, counted: str, bins: int = 16
+) -> str:
+    """How often values of each size occur; nothing for no values.
 
     Args:
         values: at least zero each.
         show: how a value reads.
-        unit: what is counted along the horizontal axis.
+        unit: what the values are of, along the horizontal axis.
+        counted: what has such a value, along the vertical axis.
         bins: into how many classes at most; whole numbers get classes of whole numbers.
     """
     if not values:
-        return nothing()
+        return ""
     low, high = math.floor(min(values)), math.ceil(max(values))
     width = max(1, math.ceil((high - low + 1) / bins))
     counts = [0] * (((high - low) // width) + 1)
@@ -72,31 +77,39 @@ def histogram(values: Sequence[float], show: Format, unit: str, bins: int = 16) 
     top = max(counts)
     plot_w, plot_h = WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     step = plot_w / len(counts)
-    parts = _vertical_axis(top, lambda n: f"{n:.0f}", whole=True)
+    parts = _vertical_axis(top, lambda n: f"{n:,.0f}", counted, least=1)
+    bar = min(step - 2, _MAX_BAR)
     for number, count in enumerate(counts):
         height = plot_h * count / top
-        parts.append(
-            _rect(_LEFT + number * step + 1, _TOP + plot_h - height, step - 2, height, "a")
-        )
+        x, first = _LEFT + (number + 0.5) * step, low + number * width
+        span = show(first) if width == 1 else f"{show(first)} to {show(first + width - 1)}"
+        hint = f"{span} {unit}: {count:,} {counted}"
+        parts.append(_rect(x - bar / 2, _TOP + plot_h - height, bar, height, "a", hint))
         if number % max(1, len(counts) // 6) == 0:
-            x = _LEFT + (number + 0.5) * step
-            parts.append(_text(x, _HEIGHT - 24, show(low + number * width), "middle"))
+            parts.append(_text(x, _HEIGHT - 24, show(first), "middle"))
     parts.append(_text(_LEFT + plot_w / 2, _HEIGHT - 6, unit, "middle", "unit"))
     return _svg(_HEIGHT, parts)
 
 
-def lines(series: Sequence[Line], show: Format, unit: str) -> str:
-    """Lines over a common horizontal axis that begins at zero."""
+def lines(series: Sequence[Line], show: Format, unit: str, *, base: int = 1000) -> str:
+    """Lines over a common horizontal axis that begins at zero; nothing for less than two points.
+
+    Args:
+        series: the lines.
+        show: how a value reads.
+        unit: what is counted along the horizontal axis, in whole numbers.
+        base: of the units in which values read: 1024 for bytes.
+    """
     points = [point for line in series for point in line.points]
     if len(points) < 2:
-        return nothing()
+        return ""
     right = max(x for x, _ in points) or 1
     top = max(y for _, y in points) or 1
     plot_w, plot_h = WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-    parts = _vertical_axis(top, show)
-    for tick in range(_TICKS + 1):
-        x = _LEFT + plot_w * tick / _TICKS
-        parts.append(_text(x, _HEIGHT - 24, f"{right * tick / _TICKS:.0f}", "middle"))
+    parts = _vertical_axis(top, show, base=base)
+    for tick in _ticks(right, least=1):
+        x = _LEFT + plot_w * tick / right
+        parts.append(_text(x, _HEIGHT - 24, f"{tick:,.0f}", "middle"))
     for number, line in enumerate(series):
         path = " ".join(
             f"{_LEFT + plot_w * x / right:.1f},{_TOP + plot_h * (1 - y / top):.1f}"
@@ -110,19 +123,26 @@ def lines(series: Sequence[Line], show: Format, unit: str) -> str:
     return _svg(_HEIGHT, parts)
 
 
-def nothing(why: str = "nothing to show") -> str:
+def nothing(why: str) -> str:
     """What stands where there is nothing to draw."""
     return f'<p class="nothing">{escape(why)}</p>'
 
 
-def _vertical_axis(top: float, show: Format, whole: bool = False) -> list[str]:
-    parts = []
+def _ticks(top: float, *, least: float = 0, base: int = 1000) -> Iterator[float]:
+    """Round numbers from zero to `top`, `least` apart or more."""
+    about = max(top / _TICKS, least)
+    unit = float(base) ** math.floor(math.log(about, base))
+    power = 10.0 ** math.floor(math.log10(about / unit))
+    step = next(n * power * unit for n in (1, 2, 5, 10) if n * power * unit >= about * 0.999)
+    yield from (number * step for number in range(int(top / step) + 1))
+
+
+def _vertical_axis(
+    top: float, show: Format, counted: str = "", *, least: float = 0, base: int = 1000
+) -> list[str]:
+    parts = [_text(_LEFT - 6, _TOP - 12, counted, "middle", "unit")] if counted else []
     plot_h = _HEIGHT - _TOP - _BOTTOM
-    ticks = min(_TICKS, int(top)) if whole else _TICKS
-    for tick in range(ticks + 1):
-        value = top * tick / ticks
-        if whole:
-            value = round(value)
+    for value in _ticks(top, least=least, base=base):
         y = _TOP + plot_h * (1 - value / top)
         parts.append(
             f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
@@ -131,9 +151,10 @@ def _vertical_axis(top: float, show: Format, whole: bool = False) -> list[str]:
     return parts
 
 
-def _rect(x: float, y: float, width: float, height: float, style: str) -> str:
+def _rect(x: float, y: float, width: float, height: float, style: str, hint: str = "") -> str:
     size = f'width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"'
-    return f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" {size}/>'
+    rect = f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" {size}'
+    return f"{rect}><title>{escape(hint)}</title></rect>" if hint else f"{rect}/>"
 
 
 def _text(
@@ -146,8 +167,8 @@ def _text(
     )
 
 
-def _shortened(text: str, width: int = 22) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LABEL_CHARS else f"{text[: _LABEL_CHARS - 1]}…"
 
 
 def _svg(height: float, parts: Sequence[str]) -> str:

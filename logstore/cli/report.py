@@ -20,6 +20,7 @@ Html = Annotated[
     Path, typer.Option("--html", metavar="FILE", help="The page to write.", show_default=False)
 ]
 
+_TAILS = 12
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --paper: #f5f6f8;
   --card: #ffffff; --grid: #dfe3e8; --a: #2f6fb3; --b: #d1603d; }
@@ -111,42 +112,45 @@ def _cards(found: Figures, sizes: dict[str, KindSize]) -> list[tuple[str, str, s
         (
             "Storage by kind",
             "Bytes in the bucket. The log is what waits for compaction, or for its deletion.",
-            bars([(kind, size.bytes) for kind, size in sizes.items()], human_bytes),
+            bars([(kind, size.bytes) for kind, size in sizes.items() if size.bytes], human_bytes)
+            or nothing("nothing is stored yet"),
         ),
         (
             "Growth by step",
             "All threads together, until each of them ends. Whole values at every step grow with "
             "the square of the steps.",
-            lines(growth, human_bytes, "step"),
+            lines(growth, _axis_bytes, "step", base=1024) or nothing("no thread has two steps yet"),
         ),
         (
             "Replay depth",
             "How many writes a read of a thread's head replays, by delta channel.",
-            histogram(found.replay_depth, _whole, "writes since the latest snapshot"),
+            histogram(found.replay_depth, _whole, "writes since the latest snapshot", "channels")
+            or nothing("no delta channel has writes to replay"),
         ),
         (
             "Snapshot spacing",
             "Steps from one snapshot of a channel to the next.",
-            histogram(found.snapshot_spacing, _whole, "steps"),
+            histogram(found.snapshot_spacing, _whole, "steps", "snapshots")
+            or nothing("no channel has two snapshots; compaction makes them"),
         ),
         (
             "Tail length",
-            "Segments that no compaction has merged. A long tail makes reads slow.",
-            bars(found.tail, _whole)
-            if any(count for _, count in found.tail)
-            else nothing("none: all segments are merged"),
+            "Segments that no compaction has merged, of the partitions with the most. A long tail "
+            "makes reads slow.",
+            bars(_longest(found.tail), _whole)
+            or nothing("no segment waits: compaction is up to date"),
         ),
         (
             "Messages a thread",
             "As of each thread's head.",
-            histogram(found.messages_a_thread, _whole, "messages"),
+            histogram(found.messages_a_thread, _whole, "messages", "threads")
+            or nothing("no channel holds messages"),
         ),
         (
             "Tokens a thread",
             "Input and output, of threads whose messages tell.",
-            histogram(found.tokens_a_thread, _short, "tokens")
-            if found.tokens_a_thread
-            else nothing("no message tells its tokens"),
+            histogram(found.tokens_a_thread, _short, "tokens", "threads")
+            or nothing("no message tells its tokens"),
         ),
         (
             "Tools",
@@ -155,14 +159,21 @@ def _cards(found: Figures, sizes: dict[str, KindSize]) -> list[tuple[str, str, s
                 [(name, calls) for name, calls, _ in found.tools],
                 _whole,
                 [failed for _, _, failed in found.tools],
-            ),
+            )
+            or nothing("no tool was called"),
         ),
         (
             "Slowest tools",
             "Median time from the checkpoint with the call to the one with the result.",
-            bars(found.slowest, _seconds),
+            bars(found.slowest, _seconds) or nothing("no call of a tool has a result"),
         ),
     ]
+
+
+def _longest(tails: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The partitions with the longest tails."""
+    waiting = sorted((tail for tail in tails if tail[1]), key=lambda tail: -tail[1])
+    return waiting[:_TAILS]
 
 
 def _whole(value: float) -> str:
@@ -173,5 +184,11 @@ def _short(value: float) -> str:
     return f"{value / 1000:.0f}k" if value >= 10_000 else f"{value:.0f}"
 
 
+def _axis_bytes(value: float) -> str:
+    return human_bytes(value).replace(".0 ", " ")
+
+
 def _seconds(value: float) -> str:
+    if value < 0.001:
+        return "under 1 ms"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"

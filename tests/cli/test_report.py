@@ -95,7 +95,7 @@ def test_an_empty_store_gives_a_page_too(tmp_path: Path) -> None:
     place = Place((tmp_path / "store").as_uri()).create()
     path = tmp_path / "report.html"
     assert run("report", place.uri, "--html", path).exit_code == 0
-    assert "nothing to show" in path.read_text(encoding="utf-8")
+    assert "no tool was called" in path.read_text(encoding="utf-8")
     failed = run("report", place.uri, "--html", tmp_path / "no" / "report.html")
     assert "cannot be written" in error_line(failed)
 
@@ -108,8 +108,10 @@ def test_names_from_a_store_are_text_and_never_markup() -> None:
 
 
 def test_charts_draw_what_they_are_given() -> None:
-    assert histogram([1, 1, 2, 30], str, "n").count("<rect") == 15
-    assert histogram([], str, "n") == bars([], str) == lines([], str, "n")
-    drawn = lines([Line("a", [(0, 0), (10, 5)], "a")], str, "n")
+    assert histogram([1, 1, 2, 30], str, "n", "m").count("<rect") == 15
+    assert histogram([], str, "n", "m") == bars([], str) == lines([], str, "n") == ""
+    drawn = lines([Line("a", [(0, 0), (75, 35 << 20)], "a")], str, "n", base=1024)
     assert drawn.count("<polyline") == 1
+    assert all(f">{n * 10 << 20}.0<" in drawn for n in (1, 2, 3))
+    assert all(f">{n}<" in drawn for n in (20, 40, 60))
     assert bars([("x", 0.0)], str).count("<rect") == 1
