@@ -138,7 +138,9 @@ def explaining(explain: Callable[[], None]) -> Iterator[None]:
         yield
     except (_duckdb().Error, pa.ArrowException, OSError) as error:
         explain()
-        raise QueryError(f"DuckDB cannot run the query: {error}") from error
+        # Behind that DuckDB draws the query with an arrow, which needs lines.
+        what = " ".join(str(error).partition("\n\nLINE ")[0].split())
+        raise QueryError(f"DuckDB cannot run the query: {what}") from error
 
 
 def stream_query(

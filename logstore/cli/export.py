@@ -73,6 +73,9 @@ def export(
         report = {"uri": uri, "table": what, "rows": counted.rows, "bytes": size}
         print_json({**report, "files": [str(path) for path in files]})
         return
+    if not counted.rows:
+        console.print(f"{what} has no rows; nothing was written", markup=False)
+        return
     text = f"{counted.rows} rows of {what}, {len(files)} files, {human_bytes(size)}, in {directory}"
     console.print(text, markup=False)
 

@@ -50,23 +50,24 @@ def messages(
         shown = list(islice(rows, limit) if limit and thread_id is None else rows)
         more = next(rows, None) is not None
         calls = _calls(snapshot, thread_id, how) if thread_id is not None and not json else {}
+    if thread_id is not None and not shown:
+        raise CommandError(
+            f"thread {thread_id!r} has no messages in {uri}. The threads that there are: "
+            f'logstore threads "{uri}"'
+        )
     if json:
         print_json({"uri": uri, "messages": [plain(row) for row in shown], "more": more})
     elif thread_id is None:
         _print_lines(shown)
     else:
-        if not shown:
-            raise CommandError(
-                f"thread {thread_id!r} has no messages in {uri}. The threads that there are: "
-                f'logstore threads "{uri}"'
-            )
         _print_conversation(shown, calls)
     if more and not json:
         notes.print(f"the first {limit}; --limit 0 shows all", style="dim")
 
 
 def _print_lines(rows: list[dict[str, Any]]) -> None:
-    found = table("thread", "step", "time (UTC)", "role", "text", right=("step",))
+    short = ("step", "time (UTC)", "role")
+    found = table("thread", "step", "time (UTC)", "role", "text", right=("step",), whole=short)
     for row in rows:
         found.add_row(
             cell(_thread(row)),
@@ -88,7 +89,7 @@ def _time(row: dict[str, Any]) -> str:
 
 
 def _preview(row: dict[str, Any]) -> str:
-    text = row["text"] or ""
+    text = " ".join((row["text"] or "").split())
     if row["role"] == "assistant" and row["tool_call_ids"] and not text:
         text = f"→ {len(row['tool_call_ids'])} tool calls"
     return text if len(text) <= _PREVIEW else f"{text[: _PREVIEW - 1]}…"

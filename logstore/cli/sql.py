@@ -62,6 +62,8 @@ def sql(
     """
     if sum((csv, json, parquet is not None)) > 1:
         raise InvalidOptionError("--csv, --json and --parquet exclude each other; choose one")
+    if parquet is not None and not parquet.parent.is_dir():
+        raise CommandError(f"{parquet} cannot be written: {parquet.parent} is no directory")
     with snapshot_of(uri) as snapshot:
         result = snapshot.sql(query, reading=reading(history, all_branches))
         if parquet is not None:

@@ -82,6 +82,7 @@ def test_messages_of_a_thread_read_as_the_conversation(stock: Stocked) -> None:
             assert f"→ {call['function']['name']}(" in shown
     missing = run("messages", stock.uri, "nobody")
     assert "has no messages" in error_line(missing)
+    assert run("messages", stock.uri, "nobody", "--json").exit_code == 1
 
 
 def test_messages_of_all_threads_take_a_line_each(stock: Stocked) -> None:
@@ -111,6 +112,24 @@ def test_export_writes_a_folder_for_each_value(stock: Stocked, tmp_path: Path) -
     assert "no table 'letters'" in error_line(
         run("export", stock.uri, tmp_path / "new", "--what", "letters")
     )
+
+
+def test_an_empty_store_gives_no_rows_and_no_error(tmp_path: Path) -> None:
+    place = Place((tmp_path / "store").as_uri()).create()
+    assert json.loads(run("sql", place.uri, "FROM messages", "--json").stdout) == []
+    assert "no messages" in run("messages", place.uri).stdout
+    shown = run("export", place.uri, str(tmp_path / "out"), "--what", "writes")
+    assert "writes has no rows; nothing was written" in shown.stdout
+    place.close()
+
+
+def test_a_file_in_no_directory_is_refused_before_the_query(
+    stocked: Stocked, tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "nowhere" / "x.parquet"
+    refused = run("sql", stocked.uri, "FROM messages", "--parquet", str(nowhere))
+    assert error_line(refused).endswith(f"{nowhere.parent} is no directory")
+    assert refused.exit_code == 1
 
 
 def test_tail_shows_the_newest_events(stocked: Stocked) -> None:
