@@ -21,7 +21,7 @@ from tests.helpers import Place
 
 MB = 1 << 20
 PEAK = 512 * MB
-GROWTH = 96 * MB
+GROWTH = 128 * MB
 """From N to 4 N records. Half of it is allocators that get warm."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -49,7 +49,7 @@ class Case:
 CASES = {
     "many threads": (Case(50, 10, 300, partitions=4), Case(200, 10, 300, partitions=4)),
     "a long tail": (Case(50, 10, 4000, compacted=False), Case(200, 10, 4000, compacted=False)),
-    "one long thread": (Case(1, 250, 8000), Case(1, 1000, 8000)),
+    "one long thread": (Case(1, 400, 8000), Case(1, 1600, 8000)),
     "images": (
         Case(2, 1, 5_000_000, writes=1, images=True),
         Case(8, 1, 5_000_000, writes=1, images=True),

@@ -142,7 +142,7 @@ def test_a_late_write_to_a_channel_that_the_boundary_lacks_keeps_what_is_below(
     with place.fresh() as saver:
         script = Script([saver])
         line = script.chain(5)
-        script.write(line[1], "late", to="e")
+        script.write(line[1], "late", to="e", task="late")
         saver.prune(["t"], newest=2)
     for _ in range(2):
         place.compact(channels=channels, hidden_grace_s=0.0)
