@@ -138,9 +138,18 @@ def explaining(explain: Callable[[], None]) -> Iterator[None]:
         yield
     except (_duckdb().Error, pa.ArrowException, OSError) as error:
         explain()
-        # Behind that DuckDB draws the query with an arrow, which needs lines.
-        what = " ".join(str(error).partition("\n\nLINE ")[0].split())
-        raise QueryError(f"DuckDB cannot run the query: {what}") from error
+        raise QueryError(
+            f"DuckDB cannot run the query: {_said(error)} SHOW TABLES lists the tables, "
+            "DESCRIBE messages the columns of one"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    """What DuckDB says, as a sentence; the line that points into the query is left out."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line.strip("^") and not re.match(r"LINE \d+:", line)]
+    text = " ".join(told)
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def stream_query(

@@ -7,6 +7,7 @@ Exit codes: 0 done; 1 the store, or the data given, has a problem; 2 the command
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -130,6 +131,16 @@ def one_line(text: str) -> str:
 def cell(text: str, style: str = "") -> Text:
     """Text from a store as a table's cell: escaped, and never read as markup."""
     return Text(one_line(text), style=style)
+
+
+def counted(count: int, thing: str) -> str:
+    """A number of things for people: ``1 file``, ``2,000 files``."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def os_reason(error: OSError) -> str:
+    """Why the system refused, in its own words."""
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def human_bytes(count: float) -> str:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from logstore.cli.common import CommandError, console, human_bytes, notes, print_json
+from logstore.cli.common import CommandError, console, counted, human_bytes, notes, print_json
+from logstore.cli.folder import ParquetFolder, refuse_folders_of
 from logstore.cli.options import Json, Uri
 from logstore.cli.snapshots import AllBranches, History, reading, snapshot_of
 from logstore.errors import InvalidOptionError
 
-_ROWS_PER_FILE = 1_000_000
-_ROWS_PER_GROUP = 64_000
-_OPEN_FILES = 64
 _DATES = {"threads": "last_ts"}
 
 Directory = Annotated[
@@ -65,34 +62,19 @@ def export(
             on_records=lambda count: progress.update(task, advance=count),
         )
         dated = _dated(found, what, by)
-        counted = _Counted(dated, lambda rows: progress.update(task, rows=rows))
-        _write(pa.RecordBatchReader.from_batches(dated.schema, iter(counted)), directory, by)
-    files = sorted(directory.rglob("*.parquet"))
-    size = sum(path.stat().st_size for path in files)
+        refuse_folders_of(dated.schema, by)
+        with ParquetFolder(directory, dated.schema, by) as folder:
+            for batch in dated:
+                folder.write(batch)
+                progress.update(task, rows=folder.rows)
+    size = sum(path.stat().st_size for path in folder.files)
     if json:
-        report = {"uri": uri, "table": what, "rows": counted.rows, "bytes": size}
-        print_json({**report, "files": [str(path) for path in files]})
+        report = {"uri": uri, "table": what, "rows": folder.rows, "bytes": size}
+        print_json({**report, "files": sorted(map(str, folder.files))})
         return
-    if not counted.rows:
-        console.print(f"{what} has no rows; nothing was written", markup=False)
-        return
-    text = f"{counted.rows} rows of {what}, {len(files)} files, {human_bytes(size)}, in {directory}"
+    files = counted(len(folder.files), "file")
+    text = f"{counted(folder.rows, 'row')} of {what}, {files}, {human_bytes(size)}, in {directory}"
     console.print(text, markup=False)
-
-
-class _Counted:
-    """Counts the rows of batches that pass."""
-
-    def __init__(self, batches: Any, on_rows: Any) -> None:
-        self._batches = batches
-        self._on_rows = on_rows
-        self.rows = 0
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._batches:
-            self.rows += batch.num_rows
-            self._on_rows(self.rows)
-            yield batch
 
 
 def _dated(found: pa.RecordBatchReader, what: str, by: list[str]) -> pa.RecordBatchReader:
@@ -115,22 +97,6 @@ def _dated(found: pa.RecordBatchReader, what: str, by: list[str]) -> pa.RecordBa
             )
 
     return pa.RecordBatchReader.from_batches(schema, batches())
-
-
-def _write(rows: pa.RecordBatchReader, directory: Path, by: list[str]) -> None:
-    fields = pa.schema([rows.schema.field(name) for name in by])
-    ds.write_dataset(
-        rows,
-        directory,
-        format="parquet",
-        file_options=ds.ParquetFileFormat().make_write_options(compression="zstd"),
-        partitioning=ds.partitioning(fields, flavor="hive") if by else None,
-        existing_data_behavior="error",
-        max_open_files=_OPEN_FILES,
-        max_rows_per_file=_ROWS_PER_FILE,
-        max_rows_per_group=_ROWS_PER_GROUP,
-        max_partitions=100_000,
-    )
 
 
 def _bar() -> Progress:

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.cli.common import CommandError, cell, console, notes, one_line, print_json, table
-from logstore.cli.options import Json, Limit, Uri
+from logstore.cli.common import (
+    CommandError,
+    cell,
+    console,
+    counted,
+    notes,
+    one_line,
+    print_json,
+    table,
+)
+from logstore.cli.options import Json, Uri
 from logstore.cli.snapshots import AllBranches, History, plain, reading, snapshot_of
 
 if TYPE_CHECKING:
@@ -22,6 +31,15 @@ Thread = Annotated[
     str | None,
     typer.Argument(metavar="[THREAD]", help="Only this thread, in full.", show_default=False),
 ]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        show_default=False,
+        help=f"At most N messages; 0 for all. Default: all of one thread, {DEFAULT_LIMIT} of many.",
+    ),
+]
 
 
 def messages(
@@ -29,7 +47,7 @@ def messages(
     thread_id: Thread = None,
     history: History = False,
     all_branches: AllBranches = False,
-    limit: Limit = DEFAULT_LIMIT,
+    limit: Limit = None,
     json: Json = False,
 ) -> None:
     """Show messages: of one thread as a conversation, or of all threads in a line each.
@@ -44,10 +62,11 @@ def messages(
         logstore messages s3://bucket/agents --limit 0 --json | jq -r '.messages[].model'
     """
     how = reading(history, all_branches)
+    most = limit if limit is not None else DEFAULT_LIMIT if thread_id is None else 0
     with snapshot_of(uri) as snapshot:
         found = snapshot.scan("messages", thread_id=thread_id, reading=how)
         rows = (row for batch in found for row in batch.to_pylist())
-        shown = list(islice(rows, limit) if limit and thread_id is None else rows)
+        shown = list(islice(rows, most) if most else rows)
         more = next(rows, None) is not None
         calls = _calls(snapshot, thread_id, how) if thread_id is not None and not json else {}
     if thread_id is not None and not shown:
@@ -62,7 +81,7 @@ def messages(
     else:
         _print_conversation(shown, calls)
     if more and not json:
-        notes.print(f"the first {limit}; --limit 0 shows all", style="dim")
+        notes.print(f"the first {most}; --limit 0 shows all", style="dim")
 
 
 def _print_lines(rows: list[dict[str, Any]]) -> None:
@@ -91,7 +110,7 @@ def _time(row: dict[str, Any]) -> str:
 def _preview(row: dict[str, Any]) -> str:
     text = " ".join((row["text"] or "").split())
     if row["role"] == "assistant" and row["tool_call_ids"] and not text:
-        text = f"→ {len(row['tool_call_ids'])} tool calls"
+        text = f"→ {counted(len(row['tool_call_ids']), 'tool call')}"
     return text if len(text) <= _PREVIEW else f"{text[: _PREVIEW - 1]}…"
 
 

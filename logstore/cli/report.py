@@ -11,13 +11,19 @@ import typer
 
 from logstore.analytics.charts import Line, bars, histogram, lines, nothing
 from logstore.analytics.report import Figures, figures
-from logstore.cli.common import CommandError, console, human_bytes, notes
+from logstore.cli.common import CommandError, console, human_bytes, notes, os_reason
 from logstore.cli.inventory import KindSize, measure
 from logstore.cli.options import Uri, existing_store
 from logstore.cli.snapshots import snapshot_of
 
 Html = Annotated[
-    Path, typer.Option("--html", metavar="FILE", help="The page to write.", show_default=False)
+    Path,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="The page to write, in place of what is there.",
+        show_default=False,
+    ),
 ]
 
 _TAILS = 12
@@ -65,7 +71,7 @@ def report(uri: Uri, html: Html) -> None:
     try:
         html.write_text(_page(uri, found, sizes), encoding="utf-8")
     except OSError as error:
-        raise CommandError(f"{html} cannot be written: {error.strerror}") from error
+        raise CommandError(f"{html} cannot be written: {os_reason(error)}") from error
     console.print(f"{html}: {found.threads} threads, {found.messages} messages", markup=False)
 
 

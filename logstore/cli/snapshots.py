@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -56,7 +57,9 @@ def reading(history: bool, all_branches: bool) -> Reading:
 
 
 def plain(value: Any) -> Any:
-    """A cell of a table as JSON can hold it."""
+    """A cell of a table as JSON can hold it; NaN and the infinities are null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -65,4 +68,4 @@ def plain(value: Any) -> Any:
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    return value if isinstance(value, str | int | bool | None) else str(value)

@@ -15,13 +15,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from logstore.cli.common import CommandError, cell, console, human_bytes, notes, table
+from logstore.cli.common import (
+    CommandError,
+    cell,
+    console,
+    counted,
+    human_bytes,
+    notes,
+    os_reason,
+    table,
+)
 from logstore.cli.options import Limit, Uri
 from logstore.cli.snapshots import AllBranches, History, plain, reading, snapshot_of
-from logstore.errors import InvalidOptionError
+from logstore.errors import InvalidOptionError, QueryError
 
 DEFAULT_LIMIT = 100
 _CELL_WIDTH = 120
+_NARROWEST = 12
+"""Characters that a column needs to be read, if it has so many."""
+_GAP = 2
 
 Query = Annotated[
     str,
@@ -31,7 +43,12 @@ Csv = Annotated[bool, typer.Option("--csv", help="Print CSV with a header, for p
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON array of rows, for programs.")]
 Parquet = Annotated[
     Path | None,
-    typer.Option("--parquet", metavar="FILE", show_default=False, help="Write a Parquet file."),
+    typer.Option(
+        "--parquet",
+        metavar="FILE",
+        show_default=False,
+        help="Write a Parquet file, in place of what is there.",
+    ),
 ]
 
 
@@ -83,16 +100,38 @@ def _rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
 
 def _print_table(result: pa.RecordBatchReader, limit: int) -> None:
     names = result.schema.names
-    numbers = tuple(f.name for f in result.schema if _is_number(f.type))
-    found = table(*names, right=numbers)
     rows = _rows(result)
-    count = 0
-    for row in islice(rows, limit) if limit else rows:
-        count += 1
-        found.add_row(*(cell(_shown(value)) for value in row))
-    console.print(found if count else "no rows")
+    shown = [[_shown(value) for value in row] for row in (islice(rows, limit) if limit else rows)]
+    if not shown:
+        console.print("no rows")
+    elif _fits(names, shown):
+        numbers = tuple(f.name for f in result.schema if _is_number(f.type))
+        found = table(*names, right=numbers)
+        for row in shown:
+            found.add_row(*map(cell, row))
+        console.print(found)
+    else:
+        _print_blocks(names, shown)
     if limit and next(rows, None) is not None:
         notes.print(f"the first {limit} rows; --limit 0 shows all", style="dim")
+
+
+def _fits(names: list[str], rows: list[list[str]]) -> bool:
+    """Whether the columns of a table stay wide enough to be read."""
+    columns = zip(names, *rows, strict=True)
+    widths = [min(max(map(len, column)), _NARROWEST) + _GAP for column in columns]
+    return sum(widths) <= console.width
+
+
+def _print_blocks(names: list[str], rows: list[list[str]]) -> None:
+    """Each row on lines of its own, a column a line."""
+    for number, row in enumerate(rows, 1):
+        console.print(cell(f"── row {number}", "dim"))
+        block = table("", "")
+        block.show_header = False
+        for name, text in zip(names, row, strict=True):
+            block.add_row(cell(name, "bold"), cell(text))
+        console.print(block)
 
 
 def _is_number(type_: pa.DataType) -> bool:
@@ -128,6 +167,7 @@ def _csv_cell(value: Any) -> Any:
 def _print_json(result: pa.RecordBatchReader) -> None:
     """One array, a row a line, in ASCII, without holding it."""
     names = result.schema.names
+    _refuse_twins(names)
     before = "[\n"
     for row in _rows(result):
         text = json.dumps(dict(zip(names, map(plain, row), strict=True)))
@@ -136,7 +176,21 @@ def _print_json(result: pa.RecordBatchReader) -> None:
     sys.stdout.write("[]\n" if before == "[\n" else "\n]\n")
 
 
+def _refuse_twins(names: list[str]) -> None:
+    """Make sure that each column has a name of its own.
+
+    Raises:
+        QueryError: two have the same.
+    """
+    twins = sorted({name for name in names if names.count(name) > 1})
+    if twins:
+        raise QueryError(
+            f"the query gives more than one column {twins[0]!r}; name each its own with AS"
+        )
+
+
 def _write_parquet(result: pa.RecordBatchReader, path: Path) -> None:
+    _refuse_twins(result.schema.names)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     rows = 0
     try:
@@ -146,8 +200,8 @@ def _write_parquet(result: pa.RecordBatchReader, path: Path) -> None:
                 rows += batch.num_rows
         partial.replace(path)
     except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise CommandError(f"{path} cannot be written: {os_reason(error)}") from error
     finally:
         partial.unlink(missing_ok=True)
     size = human_bytes(path.stat().st_size)
-    console.print(f"{rows} rows, {size}, in {path}", markup=False)
+    console.print(f"{counted(rows, 'row')}, {size}, in {path}", markup=False)

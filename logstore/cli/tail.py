@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from logstore.cli.common import cell, console, human_bytes, human_time, iso_time
+from logstore.cli.common import cell, console, human_bytes, human_time, iso_time, notes
 from logstore.cli.options import Limit, Uri, existing_store
 from logstore.cli.preview import preview
 from logstore.errors import FormatError, ObjectNotFoundError
@@ -22,6 +22,7 @@ from logstore.structural import decode
 
 DEFAULT_LIMIT = 20
 _PREVIEW = 120
+_NO_EVENTS = "the log has no events: all that was stored is compacted, or nothing was stored yet"
 _STYLES = {Kind.CHECKPOINT: "bold", Kind.TOMBSTONE: "bold red"}
 
 Follow = Annotated[
@@ -88,6 +89,8 @@ def tail(
         events = log.new(newest=limit)
         for event in events[-limit:]:
             _print(event, json)
+        if not events:
+            notes.print(_NO_EVENTS, style="dim")
         while follow:
             time.sleep(interval)
             for event in log.new():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -72,6 +73,9 @@ def _split(uri: str) -> SplitResult:
     except ValueError as error:
         raise InvalidURIError(f"store URI cannot be read: {error}; {_FORMS}") from error
     parts = parts._replace(path=path)
+    if not parts.scheme and path:
+        directory = Path(path).absolute().as_uri()
+        raise InvalidURIError(f"{path}: not the URI of a store; {_FORMS}; here {directory}")
     if parts.scheme not in ("file", "memory", "s3") or "://" not in str(uri):
         raise InvalidURIError(f"{_shown(parts)}: not the URI of a store; {_FORMS}")
     if "@" in parts.netloc:

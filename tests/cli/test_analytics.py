@@ -10,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from logstore.cli.folder import ParquetFolder
 from tests.cli.conftest import Stocked, error_line, run, run_json
 from tests.cli.test_readme import blocks
 from tests.helpers import Place, Script
@@ -51,6 +53,17 @@ def test_sql_says_what_is_wrong(stocked: Stocked, tmp_path: Path) -> None:
     wrong = run("sql", stocked.uri, "SELECT nope FROM messages")
     assert wrong.exit_code == 2
     assert "nope" in error_line(wrong)
+    misspelt = error_line(run("sql", stocked.uri, "SELECT\n1 FROM mesages"))
+    assert 'Did you mean "messages"' in misspelt
+    assert "SHOW TABLES" in misspelt
+    assert "LINE 1" not in error_line(run("sql", stocked.uri, "SELEC 1"))
+    for form in (["--json"], ["--parquet", tmp_path / "twins.parquet"]):
+        twins = run("sql", stocked.uri, "SELECT 1 AS a, 2 AS a", *form)
+        assert "more than one column 'a'" in error_line(twins)
+        assert twins.exit_code == 2
+    path = tmp_path / "no" / "file.parquet"
+    unwritable = error_line(run("sql", stocked.uri, "SELECT 1", "--parquet", path))
+    assert unwritable.endswith("no is no directory")
     both = run("sql", stocked.uri, "SELECT 1", "--csv", "--json")
     assert "choose one" in error_line(both)
     nowhere = run("sql", (tmp_path / "no").as_uri(), "SELECT 1")
@@ -59,6 +72,29 @@ def test_sql_says_what_is_wrong(stocked: Stocked, tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
     assert run("sql", stocked.uri, "SELECT 1 WHERE false").stdout == "no rows\n"
     assert json.loads(run("sql", stocked.uri, "SELECT 1 WHERE false", "--json").stdout) == []
+
+
+def test_rows_too_wide_for_a_terminal_are_shown_one_below_the_other(
+    stocked: Stocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    wide = run("sql", stocked.uri, "SELECT * FROM messages LIMIT 2").stdout
+    assert "row 2" in wide
+    assert any("role" in line and "user" in line for line in wide.splitlines())
+    narrow = run("sql", stocked.uri, "SELECT 1 AS a, 'x' AS b").stdout
+    assert "row" not in narrow
+
+
+def test_json_is_what_every_parser_takes(stocked: Stocked) -> None:
+    query = "SELECT 'nan'::DOUBLE AS a, ['inf'::DOUBLE, 1.5] AS b, DATE '2026-01-02' AS c"
+    shown = run("sql", stocked.uri, query, "--json").stdout
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    (row,) = json.loads(shown, parse_constant=refuse)
+    assert row == {"a": None, "b": [None, 1.5], "c": "2026-01-02"}
 
 
 def test_sql_shows_the_first_rows_and_says_that_there_are_more(stocked: Stocked) -> None:
@@ -82,7 +118,10 @@ def test_messages_of_a_thread_read_as_the_conversation(stock: Stocked) -> None:
             assert f"→ {call['function']['name']}(" in shown
     missing = run("messages", stock.uri, "nobody")
     assert "has no messages" in error_line(missing)
-    assert run("messages", stock.uri, "nobody", "--json").exit_code == 1
+    assert "has no messages" in error_line(run("messages", stock.uri, "nobody", "--json"))
+    two = run_json("messages", stock.uri, stock.linear, "--limit", 2)
+    assert two["messages"] == document["messages"][:2]
+    assert two["more"]
 
 
 def test_messages_of_all_threads_take_a_line_each(stock: Stocked) -> None:
@@ -118,8 +157,6 @@ def test_an_empty_store_gives_no_rows_and_no_error(tmp_path: Path) -> None:
     place = Place((tmp_path / "store").as_uri()).create()
     assert json.loads(run("sql", place.uri, "FROM messages", "--json").stdout) == []
     assert "no messages" in run("messages", place.uri).stdout
-    shown = run("export", place.uri, str(tmp_path / "out"), "--what", "writes")
-    assert "writes has no rows; nothing was written" in shown.stdout
     place.close()
 
 
@@ -132,6 +169,60 @@ def test_a_file_in_no_directory_is_refused_before_the_query(
     assert refused.exit_code == 1
 
 
+def test_an_export_that_fails_leaves_nothing(stocked: Stocked, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    nested = run("export", stocked.uri, target, "--partition-by", "tool_call_ids")
+    assert "no names of folders" in error_line(nested)
+    assert not target.exists()
+    (tmp_path / "file").touch()
+    inside = run("export", stocked.uri, tmp_path / "file" / "out")
+    assert "cannot be written: Not a directory" in error_line(inside)
+    columns = pa.schema([("a", pa.string()), ("b", pa.int64())])
+    rows = pa.RecordBatch.from_pylist([{"a": "x", "b": 1}, {"a": None, "b": 2}], columns)
+    with pytest.raises(ZeroDivisionError), ParquetFolder(target, columns, ["a"]) as folder:
+        folder.write(rows)
+        raise ZeroDivisionError
+    assert not target.exists()
+
+
+def test_an_export_without_rows_still_tells_its_columns(tmp_path: Path) -> None:
+    place = Place((tmp_path / "store").as_uri()).create()
+    report = run_json("export", place.uri, tmp_path / "out")
+    assert report["rows"] == 0
+    (only,) = report["files"]
+    assert "text" in pq.read_schema(only).names
+    assert run_json("export", place.uri, tmp_path / "dated", "--partition-by", "date")["rows"] == 0
+    assert (tmp_path / "dated").is_dir()
+
+
+def test_folders_keep_every_row_and_any_name(tmp_path: Path) -> None:
+    columns = pa.schema([("who", pa.string()), ("n", pa.int64()), ("even", pa.bool_())])
+    names = ["a/b", "c d=%", "", None, *(f"thread-{n}" for n in range(100))]
+    rows = [
+        {"who": names[n % len(names)], "n": n, "even": n % 2 == 0} for n in range(5 * len(names))
+    ]
+    with ParquetFolder(tmp_path / "out", columns, ["who", "even"]) as folder:
+        for start in range(0, len(rows), 50):
+            folder.write(pa.RecordBatch.from_pylist(rows[start : start + 50], columns))
+    hive = pa.schema([("who", pa.string()), ("even", pa.bool_())])
+    found = ds.dataset(folder.directory, partitioning=ds.partitioning(hive, flavor="hive"))
+    expected = pa.Table.from_pylist(rows, columns).sort_by("n")
+    assert found.to_table().select(columns.names).sort_by("n").equals(expected)
+
+
+def test_large_values_are_written_as_they_come(tmp_path: Path) -> None:
+    columns = pa.schema([("value", pa.binary())])
+    image = bytes(3 << 20)
+    with ParquetFolder(tmp_path / "out", columns, []) as folder:
+        for _ in range(12):
+            folder.write(pa.RecordBatch.from_pylist([{"value": image}], columns))
+    (path,) = folder.files
+    written = pq.ParquetFile(path).metadata
+    assert written.num_rows == 12
+    groups = range(written.num_row_groups)
+    assert max(written.row_group(n).total_byte_size for n in groups) <= 10 << 20
+
+
 def test_tail_shows_the_newest_events(stocked: Stocked) -> None:
     shown = run("tail", stocked.uri, "--limit", 2).stdout.splitlines()
     assert len(shown) == 2
@@ -142,6 +233,13 @@ def test_tail_shows_the_newest_events(stocked: Stocked) -> None:
     events = [json.loads(line) for line in run("tail", stocked.uri, "--json").stdout.splitlines()]
     assert len(events) == 20
     assert events == sorted(events, key=lambda event: event["arrived"])
+
+
+def test_tail_says_when_there_is_nothing(tmp_path: Path) -> None:
+    place = Place((tmp_path / "store").as_uri()).create()
+    shown = run("tail", place.uri)
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert "no events" in shown.stderr
 
 
 def test_tail_follows_what_lands(tmp_path: Path) -> None:
