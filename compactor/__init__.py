@@ -1,6 +1,11 @@
 """compactor: merges a store's segments into runs and makes snapshots of delta channels.
 
 `compact` is one job, the same that the command `compactor run` runs.
+
+A job (`job`) plans (`plan`), then `publishing` brings the snapshot manifests of the touched
+threads up to date with what `folding` made, `merging` writes new runs, `keeping` makes the
+tables that analysts want, and `commit` lets all of it count; `cleaning` is about what goes.
+`verifying` and `rebuild` prove it and make it anew; `commands` is what an operator types.
 """
 
 from __future__ import annotations
@@ -10,8 +15,8 @@ from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from compactor.channels import ChannelTable, default_serde, table_of
-from compactor.dropping import HIDDEN_GRACE_S
+from compactor.cleaning.dropping import HIDDEN_GRACE_S
+from compactor.folding.channels import ChannelTable, default_serde, table_of
 from compactor.job import Job, Progress
 from compactor.memory import MemoryBudget
 from compactor.report import Outcome, PartitionReport, Report

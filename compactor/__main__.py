@@ -1,5 +1,5 @@
 """`python -m compactor` is the command `compactor`."""
 
-from compactor.cli import main
+from compactor.commands.cli import main
 
 main()

@@ -11,7 +11,7 @@ from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from compactor.channels import ChannelTable, default_serde, table_of
+from compactor.folding.channels import ChannelTable, default_serde, table_of
 from compactor.job import Job
 from logstore.errors import LogStoreError
 from logstore.store import LogStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compactor.publish import LostJob
+from compactor.publishing.publish import LostJob
 from logstore.errors import ConditionFailedError, OutcomeUnknownError
 from logstore.keys import partition_manifest_key
 from logstore.manifest import PartitionManifest

@@ -18,13 +18,15 @@ import pyarrow as pa
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from compactor.backlog import BatchLimit
-from compactor.channels import ChannelTable
+from compactor.cleaning.dropping import HIDDEN_GRACE_S, Dropper, threads_due
+from compactor.cleaning.sweep import SWEEP_INTERVAL_S, Sweep, Swept
 from compactor.commit import commit
-from compactor.dropping import HIDDEN_GRACE_S, Dropper, threads_due
-from compactor.fold import Folder
-from compactor.kept import Keeper, KeptChange, check_keep
+from compactor.folding.channels import ChannelTable
+from compactor.folding.fold import Folder
+from compactor.keeping.tables import Keeper, KeptChange, check_keep
 from compactor.memory import MemoryBudget
-from compactor.merger import MergeOutput, Merger
+from compactor.merging.merger import MergeOutput, Merger
+from compactor.merging.spill import SortedChunks
 from compactor.plan import (
     Plan,
     deleted_threads,
@@ -34,11 +36,9 @@ from compactor.plan import (
     orphans,
     plan_without_segments,
 )
-from compactor.publish import LostJob, Publisher, PublishResult
-from compactor.publishing import Published, by_thread, publish_threads
+from compactor.publishing.publish import LostJob, Publisher, PublishResult
+from compactor.publishing.threads import Published, by_thread, publish_threads
 from compactor.report import Outcome, PartitionReport, Report
-from compactor.spill import SortedChunks
-from compactor.sweep import SWEEP_INTERVAL_S, Sweep, Swept
 from logstore.errors import (
     InvalidOptionError,
     MissingDataError,

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from compactor.backlog import BatchLimit, take_segments
-from compactor.deleted import whole_tombstones
 from compactor.lost import lost_manifest
 from compactor.memory import MemoryBudget
-from compactor.merge import merge_tables
+from compactor.merging.deleted import whole_tombstones
+from compactor.merging.merge import merge_tables
 from logstore.errors import CorruptObjectError, ObjectNotFoundError
 from logstore.keys import partition_manifest_key, run_prefix, tables_prefix
 from logstore.manifest import PartitionManifest, RunEntry

@@ -17,18 +17,18 @@ from pathlib import Path
 import pyarrow as pa
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from compactor.channels import ChannelTable
-from compactor.digest import Digest
-from compactor.fold import Folder
+from compactor.folding.channels import ChannelTable
+from compactor.folding.fold import Folder
+from compactor.folding.thinning import Place
 from compactor.job import Job, PartitionJob
-from compactor.kept import KeptChange, dropped
+from compactor.keeping.tables import KeptChange, dropped
 from compactor.memory import MemoryBudget
 from compactor.plan import Plan, make_plan, manifest_etag, plan_from
-from compactor.publish import Publisher, PublishResult
-from compactor.publishing import by_thread
+from compactor.publishing.digest import Digest
+from compactor.publishing.publish import Publisher, PublishResult
+from compactor.publishing.threads import by_thread
+from compactor.publishing.uploads import Uploads
 from compactor.report import Outcome, PartitionReport
-from compactor.thinning import Place
-from compactor.uploads import Uploads
 from logstore.errors import CorruptObjectError
 from logstore.keys import run_prefix, snapshot_manifest_key
 from logstore.manifest import PartitionManifest, RunEntry, SnapshotManifest

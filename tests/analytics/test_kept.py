@@ -13,15 +13,16 @@ from langchain_core.messages import AIMessage, RemoveMessage, ToolMessage
 from langgraph.channels.delta import DeltaChannel
 from typer.testing import CliRunner
 
-from compactor import kept_merge, kept_rows
-from compactor.channels import ChannelTable, default_serde
-from compactor.cli import app
+from compactor.commands.cli import app
+from compactor.commands.status import read_status
 from compactor.commit import commit
-from compactor.findings import Problem
+from compactor.folding.channels import ChannelTable, default_serde
+from compactor.keeping import merge as kept_merge
+from compactor.keeping import rows as kept_rows
 from compactor.rebuild import RebuildJob
 from compactor.report import Outcome
-from compactor.status import read_status
-from compactor.verify import verify
+from compactor.verifying.findings import Problem
+from compactor.verifying.verify import verify
 from logstore import LogStoreSaver, analytics
 from logstore.analytics import Reading, StoreSnapshot
 from logstore.analytics.decoded import rows_of

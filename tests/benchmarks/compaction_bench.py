@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from compactor.merge import merge_streams, merge_tables
-from compactor.output import RunWriter
+from compactor.merging.merge import merge_streams, merge_tables
+from compactor.merging.output import RunWriter
 from logstore.cache import ByteCache
 from logstore.demo.conversations import DEFAULT_INPUT, read_conversations
 from logstore.manifest import RunEntry

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.config import load_operation
+from compactor.commands.config import load_operation
 from logstore import LogStoreSaver
 from logstore.cli import app
 from tests.cli.conftest import run, run_json

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from compactor.cli import app
+from compactor.commands.cli import app
 from logstore import LogStoreSaver
 from logstore.demo.conversations import DEFAULT_INPUT
 from logstore.store import LogStore, StoreOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.output import RunWriter
+from compactor.merging.output import RunWriter
 from logstore.keys import partition_manifest_key, snapshot_manifest_key
 from logstore.manifest import PartitionManifest
 from logstore.records import SCHEMA, Record

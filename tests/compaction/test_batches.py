@@ -10,9 +10,9 @@ import pytest
 
 from compactor.backlog import BatchLimit, take_segments
 from compactor.memory import MemoryBudget
-from compactor.output import RunWriter
+from compactor.merging.output import RunWriter
+from compactor.merging.spill import SortedChunks, ThreadRows
 from compactor.plan import choose_tier, make_plan
-from compactor.spill import SortedChunks, ThreadRows
 from logstore.cache import ByteCache
 from logstore.manifest import PartitionManifest, RunEntry
 from logstore.objects.memory import MemoryObjectStore
@@ -109,7 +109,7 @@ def written(
 def test_row_groups_are_capped_by_the_bytes_of_any_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compactor.output.ROW_GROUP_BYTES", 1000)
+    monkeypatch.setattr("compactor.merging.output.ROW_GROUP_BYTES", 1000)
     sizes = [10, 5000, 300, 300, 300, 300, 999, 1, 1001, 0]
     reader, (one,) = written(rows_of(sizes, metadata="m" * 100), tmp_path)
     metadata = reader._open(one).metadata
@@ -130,7 +130,7 @@ def test_no_column_of_values_has_offsets_that_end_at_two_gigabytes() -> None:
 def test_a_sequence_is_cut_into_runs_of_a_greatest_size(tmp_path: Path) -> None:
     table = rows_of([10] * 100)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compactor.output.ROW_GROUP_ROWS", 10)
+        patch.setattr("compactor.merging.output.ROW_GROUP_ROWS", 10)
         reader, runs = written(table, tmp_path, max_bytes=1)
     assert [entry.rows for entry in runs] == [10] * 10
     assert [entry.first_thread for entry in runs] == [f"t{n:04d}" for n in range(0, 100, 10)]

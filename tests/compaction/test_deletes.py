@@ -10,7 +10,7 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 
 from compactor import job as compactor_job
-from compactor.channels import default_serde, table_of
+from compactor.folding.channels import default_serde, table_of
 from logstore import LogStoreSaver
 from tests.helpers import Place, Script, append, assert_same_tuple, rebuilt, thread
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from langgraph.channels.delta import DeltaChannel
 
-from compactor.channels import default_serde, table_of
+from compactor.folding.channels import default_serde, table_of
 from compactor.rebuild import RebuildJob
-from compactor.verify import verify
+from compactor.verifying.verify import verify
 from logstore import LogStoreSaver
 from tests.compaction.test_dropping import drop, kinds
 from tests.compaction.test_verify import other_append

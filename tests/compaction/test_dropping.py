@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from langgraph.channels.delta import DeltaChannel
 
-from compactor.status import read_status
+from compactor.commands.status import read_status
 from logstore import LogStoreSaver
 from logstore.errors import MissingDataError
 from logstore.records import Kind
@@ -161,7 +161,7 @@ def test_a_thread_with_waiting_segments_is_left_to_a_later_job(place: Place) -> 
         saver.prune(["t"])
         place.compact(channels=CHANNELS)
         with place.store() as store:
-            from compactor.dropping import threads_due
+            from compactor.cleaning.dropping import threads_due
             from compactor.plan import plan_without_segments
 
             settings = store.settings()

@@ -15,8 +15,8 @@ import pytest
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 
-from compactor.fingerprint import fingerprint, import_path
-from compactor.status import read_status
+from compactor.commands.status import read_status
+from compactor.folding.fingerprint import fingerprint, import_path
 from logstore.channels import merge_message_writes
 from tests.helpers import Place, Script, append, assert_same_tuple, rebuilt, thread
 
@@ -113,7 +113,7 @@ def test_lambdas_that_share_a_line_are_told_apart() -> None:
 
 def test_it_is_the_same_in_every_process() -> None:
     program = (
-        "from compactor.fingerprint import fingerprint\n"
+        "from compactor.folding.fingerprint import fingerprint\n"
         "from logstore.channels import merge_message_writes\n"
         "from langgraph.graph.message import add_messages\n"
         "from tests.helpers import append\n"

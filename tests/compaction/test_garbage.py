@@ -12,11 +12,11 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 
 from compactor import Outcome, Report
-from compactor.channels import default_serde, table_of
+from compactor.cleaning.sweep import Sweep
+from compactor.folding.channels import default_serde, table_of
 from compactor.job import Job
 from compactor.plan import make_plan
-from compactor.sweep import Sweep
-from compactor.verify import verify
+from compactor.verifying.verify import verify
 from logstore.keys import partition_manifest_key
 from logstore.objects.memory import MemoryObjectStore
 from logstore.store import LogStore

@@ -27,12 +27,12 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.types import Overwrite
 
 from compactor import Outcome, compact
-from compactor.channels import ChannelRule, ChannelSpec, ChannelTable, default_serde
+from compactor.cleaning.purge import purge
+from compactor.folding.channels import ChannelRule, ChannelSpec, ChannelTable, default_serde
+from compactor.folding.policy import Retention
 from compactor.job import Job
-from compactor.policy import Retention
-from compactor.purge import purge
 from compactor.rebuild import RebuildJob
-from compactor.verify import verify
+from compactor.verifying.verify import verify
 from logstore import LogStoreSaver
 from logstore.objects.memory import MemoryObjectStore
 from logstore.store import LogStore, StoreOptions
@@ -48,8 +48,8 @@ TEXT = " ".join(f"word{number}" for number in range(60))
 """Makes a value large enough to be patched."""
 SMALL = {
     "compactor.plan.FAN_OUT": 3,
-    "compactor.rebase.MIN_CHAIN": 2,
-    "compactor.output.ROW_GROUP_BYTES": 2 << 10,
+    "compactor.merging.rebase.MIN_CHAIN": 2,
+    "compactor.merging.output.ROW_GROUP_BYTES": 2 << 10,
     "compactor.memory.MemoryBudget.run": 8 << 10,
     "compactor.memory.MemoryBudget.window": 16 << 10,
     "compactor.memory.MemoryBudget.chunk": 8 << 10,

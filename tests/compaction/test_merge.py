@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from compactor.merge import merge_streams, merge_tables
-from compactor.output import RunWriter
-from compactor.spill import pieces
+from compactor.merging.merge import merge_streams, merge_tables
+from compactor.merging.output import RunWriter
+from compactor.merging.spill import pieces
 from logstore.cache import ByteCache
 from logstore.manifest import RunEntry
 from logstore.objects.memory import MemoryObjectStore
@@ -125,7 +125,7 @@ def test_a_run_reads_back_as_it_was_written(found: list[Record], group: int) -> 
     merged = union(records_to_table(found))
     assume(merged.num_rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compactor.output.ROW_GROUP_ROWS", group)
+        patch.setattr("compactor.merging.output.ROW_GROUP_ROWS", group)
         place = run_of(merged)
     with place as (reader, run):
         assert pa.concat_tables(reader.batches(run, 100)).equals(merged)
@@ -138,7 +138,7 @@ def test_a_run_reads_back_as_it_was_written(found: list[Record], group: int) -> 
 
 
 def test_a_run_of_many_row_groups_finds_each_threads_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compactor.output.ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr("compactor.merging.output.ROW_GROUP_ROWS", 10)
     found = [
         Record(f"t{n:03d}", "", f"{i}", Kind.CHECKPOINT, value=b"%d" % i, type="bytes", stamp=i)
         for n in range(30)

@@ -15,13 +15,13 @@ from langgraph.checkpoint.memory import InMemorySaver
 from typer.testing import CliRunner, Result
 
 from compactor import Outcome, compact
-from compactor.channels import default_serde, table_of
-from compactor.cli import app
-from compactor.dryrun import DryRunStore
+from compactor.cleaning.purge import purge
+from compactor.commands.cli import app
+from compactor.commands.dryrun import DryRunStore
+from compactor.commands.options import parse_partitions
+from compactor.folding.channels import default_serde, table_of
 from compactor.job import Job
-from compactor.options import parse_partitions
-from compactor.purge import purge
-from compactor.verify import verify
+from compactor.verifying.verify import verify
 from logstore import LogStoreSaver
 from logstore.errors import InvalidOptionError
 from logstore.keys import partition_of

@@ -12,9 +12,9 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 
 from compactor import Outcome, Report
-from compactor.channels import default_serde, table_of
+from compactor.folding.channels import default_serde, table_of
 from compactor.rebuild import RebuildJob, recovered_manifest
-from compactor.verify import verify
+from compactor.verifying.verify import verify
 from logstore.errors import CorruptObjectError
 from logstore.keys import partition_manifest_key
 from logstore.records import Encoding, Record

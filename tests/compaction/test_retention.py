@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from compactor.cli import app
-from compactor.retention import HourlyRetention, RetentionPolicy, RetentionRule, apply_retention
+from compactor.cleaning.retention import (
+    HourlyRetention,
+    RetentionPolicy,
+    RetentionRule,
+    apply_retention,
+)
+from compactor.commands.cli import app
 from logstore import InvalidOptionError
 from logstore.errors import CorruptObjectError
 from tests.compaction.damage import overwrite

@@ -13,11 +13,11 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from compactor.channels import default_serde, table_of
-from compactor.config import load_operation
-from compactor.policy import Retention
+from compactor.commands.config import load_operation
+from compactor.folding.channels import default_serde, table_of
+from compactor.folding.policy import Retention
 from compactor.rebuild import RebuildJob
-from compactor.verify import verify
+from compactor.verifying.verify import verify
 from logstore.codec import encode_patch
 from logstore.errors import InvalidOptionError
 from logstore.records import Encoding, Record

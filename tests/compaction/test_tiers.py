@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from compactor.commands.status import read_status
 from compactor.plan import FAN_OUT
-from compactor.status import read_status
 from tests.helpers import Place, memory_place, thread
 
 JOBS = 200

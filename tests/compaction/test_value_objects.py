@@ -11,10 +11,10 @@ import pytest
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 
-from compactor.channels import default_serde, table_of
+from compactor.folding.channels import default_serde, table_of
 from compactor.job import Job
 from compactor.report import Outcome
-from compactor.verify import verify
+from compactor.verifying.verify import verify
 from logstore.erase import prove_erasure
 from logstore.errors import CorruptObjectError, MissingDataError
 from logstore.objects import open_object_store

@@ -12,10 +12,10 @@ import pytest
 from langgraph.channels.delta import DeltaChannel
 from typer.testing import CliRunner
 
-from compactor.channels import ChannelTable, default_serde, table_of
-from compactor.cli import app
-from compactor.findings import Problem, Verification
-from compactor.verify import verify
+from compactor.commands.cli import app
+from compactor.folding.channels import ChannelTable, default_serde, table_of
+from compactor.verifying.findings import Problem, Verification
+from compactor.verifying.verify import verify
 from logstore import LogStoreSaver
 from logstore.keys import partition_manifest_key
 from logstore.records import Encoding, Record, checksum_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compactor.cli import app
+from compactor.commands.cli import app
 from tests.config.apps import process, say
 from tests.helpers import Place
 

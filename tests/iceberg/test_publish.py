@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from pyiceberg.catalog import Catalog
 from typer.testing import CliRunner
 
-from compactor.cli import app
+from compactor.commands.cli import app
 from compactor.iceberg import open_catalog, publish
 from logstore import analytics
 from logstore.errors import UsageError

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import compactor.publish
-from compactor.channels import default_serde
+import compactor.publishing.publish
+from compactor.folding.channels import default_serde
 from compactor.job import Job
-from compactor.publish import LostJob
+from compactor.publishing.publish import LostJob
 from logstore import LogStoreSaver
 from logstore.keys import partition_manifest_key
 from logstore.manifest import PartitionManifest
@@ -251,7 +251,7 @@ def test_ten_lost_races_in_a_row_delete_no_live_object_and_leave_none_over(
     world: World, inline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not inline:
-        monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 64)
+        monkeypatch.setattr(compactor.publishing.large_values, "LARGE_BYTES", 64)
     calls: list[Call] = []
     for number in range(10):
         more = conversation(2, begin=2 * number)
@@ -272,7 +272,7 @@ def test_ten_lost_races_in_a_row_delete_no_live_object_and_leave_none_over(
 def test_lost_races_for_a_snapshot_manifest_leave_no_object_over(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 64)
+    monkeypatch.setattr(compactor.publishing.large_values, "LARGE_BYTES", 64)
     calls: list[Call] = []
     for number in range(3):
         more = conversation(4, begin=4 * number)

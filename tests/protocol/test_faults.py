@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-import compactor.publish
-from compactor.channels import default_serde
+import compactor.publishing.publish
+from compactor.folding.channels import default_serde
 from compactor.job import Job
 from logstore import LogStoreError, LogStoreSaver
 from logstore.objects.base import ObjectStore
@@ -234,7 +234,7 @@ def test_a_fault_at_any_request_of_a_job_loses_and_doubles_nothing(
     fault: Fault, inline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not inline:
-        monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 64)
+        monkeypatch.setattr(compactor.publishing.large_values, "LARGE_BYTES", 64)
     for k in range(1 + FAULTS.index(fault), MAX_REQUESTS, 4 if inline else 7):
         if not fault_in_jobs(fault, k, retry=False, times=1):
             assert k > 15

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.channels import default_serde
+from compactor.folding.channels import default_serde
 from compactor.job import Job
 from logstore import LogStoreSaver
 from logstore.keys import SegmentName

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 import compactor.job
-import compactor.publish
+import compactor.publishing.publish
 import logstore.clock
 import logstore.reader
 import logstore.records
 import logstore.view
 import logstore.walk
 from compactor.plan import orphans
-from compactor.publish import LostJob, Publisher
+from compactor.publishing.publish import LostJob, Publisher
 from logstore import MissingDataError
 from logstore.errors import ConditionFailedError
 from logstore.keys import SegmentName, partition_manifest_key, snapshot_manifest_key
@@ -267,7 +267,7 @@ def test_a_job_that_does_not_decide_anew_takes_a_late_write_back(
         return decide(self, replace(known, generation=old.generation), *rest)
 
     monkeypatch.setattr(Publisher, "_advance", stubborn)
-    monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 0)
+    monkeypatch.setattr(compactor.publishing.large_values, "LARGE_BYTES", 0)
     calls = late_write_between_two_jobs(world)
     # The manifest no longer names the late write's segment, and readers fetch it again;
     # what the other job's manifest vouched for is gone.

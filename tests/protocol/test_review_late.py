@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-import compactor.merger
-import compactor.publish
+import compactor.merging.merger
+import compactor.publishing.publish
 import logstore.clock
 import logstore.reader
 import logstore.records
 import logstore.view
 import logstore.walk
-from compactor.channels import ChannelTable
+from compactor.folding.channels import ChannelTable
+from compactor.folding.snapshots import SnapshotMaker
 from compactor.job import Job, PartitionJob
-from compactor.merge import merge_streams
+from compactor.merging.merge import merge_streams
 from compactor.plan import FAN_OUT, Tier
-from compactor.publish import LostJob
-from compactor.snapshots import SnapshotMaker
+from compactor.publishing.publish import LostJob
 from logstore import CommitUnknownError
 from logstore.clock import COUNTER_BITS, Clock
 from logstore.errors import UnavailableError
@@ -232,7 +232,7 @@ def delete_in_a_run_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) ->
     world.compact()
     written(world, [Delete(THREAD), *conversation(2, prefix="again")])
     monkeypatch.setattr(
-        compactor.merger, "choose_tier", lambda manifest, runs, deleted: Tier((), 0)
+        compactor.merging.merger, "choose_tier", lambda manifest, runs, deleted: Tier((), 0)
     )
     world.compact()
     assert len(world.keys("runs/")) == 2
@@ -252,7 +252,7 @@ def test_a_tombstone_that_a_merge_dropped_would_show_older_runs_again(
         for merged in merge_streams(streams):
             yield merged.filter([kind != Kind.TOMBSTONE for kind in merged["kind"].to_pylist()])
 
-    monkeypatch.setattr(compactor.merger, "merge_streams", careless)
+    monkeypatch.setattr(compactor.merging.merger, "merge_streams", careless)
     delete_in_a_run_of_its_own(world, monkeypatch)
     with world.saver() as reader:
         assert len(told(reader)["all"]) > 3
@@ -385,7 +385,7 @@ def test_merged_names_leave_a_manifest_when_they_are_an_hour_old_and_in_no_list(
 def test_if_names_never_aged_a_manifest_would_grow_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compactor.publish, "NAME_AGE_S", float("inf"))
+    monkeypatch.setattr(compactor.publishing.publish, "NAME_AGE_S", float("inf"))
     assert names_after_hours_of_jobs(world) >= 24
 
 
@@ -585,7 +585,7 @@ def test_objects_of_a_swap_that_landed_late_stay_when_their_job_then_fails(
 ) -> None:
     # The first swap of the snapshot manifest is not answered, and lands when the job sends
     # its second, which therefore loses. Before the third the store stops answering.
-    monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 64)
+    monkeypatch.setattr(compactor.publishing.large_values, "LARGE_BYTES", 64)
     calls = conversation(8)
     written(world, calls)
     faulty = FaultyStore(world.objects)
@@ -655,7 +655,7 @@ def test_a_job_whose_runs_were_merged_and_deleted_while_it_slept_has_lost_and_sa
 def test_a_job_that_finds_its_snapshot_objects_deleted_has_lost_and_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compactor.large_values, "LARGE_BYTES", 64)
+    monkeypatch.setattr(compactor.publishing.large_values, "LARGE_BYTES", 64)
     calls, more, last = conversation(10), conversation(4, begin=10), conversation(4, begin=14)
     written(world, calls)
     world.compact()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from compactor.channels import default_serde
+from compactor.folding.channels import default_serde
 from compactor.job import Job
 from logstore import LogStoreSaver
 from logstore.objects.base import ObjectStore

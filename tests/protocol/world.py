@@ -25,7 +25,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from compactor.channels import ChannelTable, default_serde, table_of
+from compactor.folding.channels import ChannelTable, default_serde, table_of
 from compactor.job import Job, PartitionJob
 from compactor.plan import Plan, make_plan
 from compactor.report import Outcome, PartitionReport

@@ -1,0 +1,1 @@
+"""What the command `compactor` reads, does and prints."""

@@ -1,0 +1,1 @@
+"""Which snapshots a thread needs, making them, and which of them stay."""

@@ -1,0 +1,1 @@
+"""Tables that are made by reading threads, kept in the store."""

@@ -1,0 +1,1 @@
+"""From segments, snapshots and runs to new runs."""

@@ -1,0 +1,1 @@
+"""Bringing the snapshot manifests of threads up to date."""

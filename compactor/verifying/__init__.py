@@ -1,0 +1,1 @@
+"""Proving what is stored from itself."""
