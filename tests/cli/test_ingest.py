@@ -192,7 +192,7 @@ def test_without_langgraph_it_says_what_to_install(uri: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
 def test_ctrl_c_ends_it_with_130_and_repeating_it_completes(uri: str, tmp_path: Path) -> None:
-    turns = [f"turn {number}" for number in range(150)]
+    turns = [f"turn {number}" for number in range(1000)]  # more than a slow signal lets through
     path = write_lines(tmp_path / "in.jsonl", *(conversation(f"t{i}", *turns) for i in range(2)))
     program = "from logstore.cli import main; main()"
     process = subprocess.Popen(
@@ -213,7 +213,7 @@ def test_ctrl_c_ends_it_with_130_and_repeating_it_completes(uri: str, tmp_path: 
     assert "Traceback" not in stderr
     assert stdout == ""
     known = [len(read_back(uri, f"t{i}")) for i in range(2)]
-    assert 0 < sum(known) < 600
+    assert 0 < sum(known) < 4000
     longer = [conversation(f"t{i}", *turns[: max(known) // 2 + 2]) for i in range(2)]
     report = run_json("ingest", uri, write_lines(path, *longer))
     assert report["threads"] == 2
