@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from logstore.keys import name_hash
-from logstore.records import Encoding, Kind, Record, Tombstone, joined, merge
+from logstore.records import Encoding, Kind, Record, Tombstone, distinct, joined, merge
 
 CheckpointKey = tuple[str, str]
 """Namespace and checkpoint id."""
@@ -77,6 +77,7 @@ class ThreadView:
         self._current: set[tuple[str, str, str]] = set()
         for record in merged.values():
             self._file(record)
+        self._contested = self._with_losers() if self._hiding else {}
         if self.graves:
             self._drop_rootless()
         self._hidden = {
@@ -194,8 +195,9 @@ class ThreadView:
     def hidden_rows(self) -> Iterator[Record]:
         """The checkpoints, and the writes, that are stored and not shown."""
         yield from (self._checkpoints[ns][checkpoint_id] for ns, checkpoint_id in self._hidden)
-        for writes in self._writes.values():
-            yield from (write for write in writes if self._hides(write))
+        for key, writes in self._writes.items():
+            found = self._contested.get(key, writes)
+            yield from (write for write in found if self._hides(write))
 
     def is_boundary(self, checkpoint: Record) -> bool:
         """Whether the checkpoint is shown and its parent is hidden."""
@@ -324,22 +326,61 @@ class ThreadView:
     # -- writes ------------------------------------------------------------------
 
     def writes(self, ns: str, checkpoint_id: str) -> list[Record]:
-        """The shown writes at a checkpoint, in the order in which a step applies them."""
-        return [w for w in self.all_writes(ns, checkpoint_id) if not self._hides(w)]
+        """The shown writes at a checkpoint, in the order in which a step applies them.
+
+        Raises:
+            NeedsHistory: a write that a new tombstone hides may have won over one that is not here.
+        """
+        return self._winners(ns, checkpoint_id, lambda w: not self._hides(w))
 
     def writes_before(self, child: Record) -> list[Record]:
         """The writes at the parent of a checkpoint, those that its state came from.
 
         A hidden write counts for the children that were there when it was hidden, and for
         those of its own run.
+
+        Raises:
+            NeedsHistory: a write that a new tombstone hides may have won over one that is not here.
         """
-        found = self.all_writes(child.checkpoint_ns, child.parent_checkpoint_id or "")
-        return [w for w in found if not any(_spares(t, w, child) for t in self._hiding)]
+
+        def counts(write: Record) -> bool:
+            return not any(_spares(t, write, child) for t in self._hiding)
+
+        return self._winners(child.checkpoint_ns, child.parent_checkpoint_id or "", counts)
 
     def all_writes(self, ns: str, checkpoint_id: str) -> list[Record]:
-        """The writes at a checkpoint, shown or hidden, in the order in which they apply."""
-        found = self._writes.get((ns, checkpoint_id), [])
-        return sorted(found, key=lambda w: (w.task_path or "", w.task_id or "", w.idx or 0))
+        """The writes at a checkpoint, shown or hidden, in the order in which they apply.
+
+        Where one is hidden, those too that lost to it: they count where it does not.
+        """
+        key = (ns, checkpoint_id)
+        return _in_order(self._contested.get(key) or self._writes.get(key, []))
+
+    def _winners(
+        self, ns: str, checkpoint_id: str, counts: Callable[[Record], bool]
+    ) -> list[Record]:
+        """Of the writes that count, in their order, the one that won for each task and index."""
+        key = (ns, checkpoint_id)
+        contested = self._contested.get(key)
+        if contested is None:
+            return _in_order(self._writes.get(key, []))
+        counting = [w for w in contested if counts(w)]
+        if self.scope is not None and len(counting) < len(contested):
+            known = self.scope.tombstones
+            if any((t.stamp, t.writer) not in known for t in self.tombstones):
+                raise NeedsHistory
+        return _in_order(merge(counting).values())
+
+    def _with_losers(self) -> dict[CheckpointKey, list[Record]]:
+        """All writes at the checkpoints that have a hidden one."""
+        writes = [r for r in self.records if r.kind == Kind.WRITE]
+        hidden = {(w.checkpoint_ns, w.checkpoint_id) for w in writes if self._hides(w)}
+        found: dict[CheckpointKey, list[Record]] = {key: [] for key in hidden}
+        for write in distinct(writes):
+            key = (write.checkpoint_ns, write.checkpoint_id)
+            if key in found:
+                found[key].append(write)
+        return found
 
     def written_checkpoints(self) -> Iterable[CheckpointKey]:
         """The checkpoints that have writes, whether they are visible or not."""
@@ -351,6 +392,10 @@ class ThreadView:
         if scope is None or checkpoint_id in scope.since.get((ns, channel), ()):
             return True
         return checkpoint_id > scope.head_ids.get(ns, "")
+
+
+def _in_order(writes: Iterable[Record]) -> list[Record]:
+    return sorted(writes, key=lambda w: (w.task_path or "", w.task_id or "", w.idx or 0))
 
 
 def _spares(tombstone: Tombstone, write: Record, child: Record) -> bool:

@@ -261,6 +261,65 @@ def test_a_run_that_goes_on_after_its_delete_counts_its_own_writes(
         place.compact(channels=channels if folds else None)
 
 
+@pytest.mark.parametrize("merged", ["nothing", "the write", "the delete", "all"])
+def test_a_task_that_a_later_run_repeats_counts_instead_of_the_deleted_run_s(
+    place: Place, merged: str
+) -> None:
+    """A task that runs again at the same checkpoint has the same id; the first write wins."""
+    channels = {"d": DeltaChannel(append, list, snapshot_frequency=3)}
+    with place.fresh() as saver:
+        script = Script([saver])
+        of_run(script, "a")
+        last = script.chain(4)[-1]
+        of_run(script, "b")
+        script.write(last, "of b")
+    if merged != "nothing":
+        place.compact(channels=channels)
+    with place.fresh() as saver:
+        saver.delete_for_runs(["b"])
+    if merged in ("the delete", "all"):
+        place.compact(channels=channels)
+    script.savers = [place.saver()]
+    of_run(script, "c")
+    script.write(last, "of c")
+    if merged == "all":
+        place.compact(channels=channels)
+    with place.fresh() as saver:
+        found = saver.get_tuple(thread())
+        assert found is not None
+        assert [value for _, _, value in found.pending_writes or ()] == [["of c"]]
+    child = script.put(last)
+    for grace_s in (86_400.0, 86_400.0, 0.0, 0.0):
+        with place.fresh() as saver:
+            assert rebuilt(saver, thread(), channels)["d"][-1] == "of c"
+            list(saver.list(thread()))
+            assert rebuilt(saver, thread("t", "", child), channels)["d"][-1] == "of c"
+        place.compact(channels=channels, hidden_grace_s=grace_s)
+    with place.fresh() as saver:
+        assert rebuilt(saver, thread(), channels)["d"][-1] == "of c"
+
+
+def test_a_write_that_lost_to_a_deleted_run_s_shows(place: Place) -> None:
+    channels = {"d": DeltaChannel(append, list, snapshot_frequency=3)}
+    script = Script([place.saver()])
+    of_run(script, "a")
+    last = script.chain(4)[-1]
+    of_run(script, "b")
+    script.write(last, "of b")
+    of_run(script, "c")
+    script.write(last, "of c")
+    for _ in range(2):
+        place.compact(channels=channels)
+    with place.fresh() as saver:
+        saver.delete_for_runs(["b"])
+    for _ in range(2):
+        with place.fresh() as saver:
+            found = saver.get_tuple(thread())
+            assert found is not None
+            assert [value for _, _, value in found.pending_writes or ()] == [["of c"]]
+        place.compact(channels=channels)
+
+
 def test_two_prunes_of_a_thread_need_only_the_later_tombstone(place: Place) -> None:
     make = linear_graph(1000)
     for turn in range(6):
