@@ -21,7 +21,7 @@ class MemoryBudget:
 
     It bounds segments, rows on their way into runs, snapshots, and caches, however many
     segments wait and however large the runs are. On top of it come the interpreter, the
-    libraries and the buffers that Parquet and zstd need at work (some 50 MB), the names of the
+    libraries and the buffers that Parquet and zstd need at work (some 60 MB), the names of the
     waiting segments, the index of the one thread at hand (about 2 KB a record) and, a few times
     over, the largest single value.
     """

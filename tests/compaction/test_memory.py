@@ -19,7 +19,7 @@ from tests.helpers import thread
 
 BUDGET_MB = 64
 PARTITION_MB = 3 * BUDGET_MB
-BUFFERS_MB = 50
+BUFFERS_MB = 64
 """What Parquet and zstd take at work, whatever the budget."""
 THREADS = 40
 WRITE_BYTES = 64 << 10
