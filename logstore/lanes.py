@@ -284,11 +284,14 @@ class Lane:
         while True:
             lost = {entry.thread_id for entry in failed if not entry.waited}
             futures = {entry.done for entry in failed}
-            more = [e for e in behind if e.thread_id in lost or not futures.isdisjoint(e.needs)]
+            more: list[Entry] = []
+            rest: list[Entry] = []
+            for entry in behind:
+                fails = entry.thread_id in lost or not futures.isdisjoint(entry.needs)
+                (more if fails else rest).append(entry)
             if not more:
                 return failed, lost
-            failed += more
-            behind = [e for e in behind if e not in more]
+            failed, behind = failed + more, rest
 
     def _poison(self, thread_id: str, error: Exception) -> ThreadPoisonedError:
         durable = self._durable.get(thread_id)
