@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from compactor.sorted_file import SortedFile
 from logstore.analytics.kept import schema_of_file
 from logstore.keys import table_key
 from logstore.lanes import store_once
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
-from logstore.seal import sealed
-from logstore.segment import parquet_metadata
 
 ROW_GROUP_BYTES = 8 << 20
 ROW_GROUP_ROWS = 65_536
@@ -51,7 +49,7 @@ class TableWriter:
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._pending_bytes = 0
-        self._file: _TableFile | None = None
+        self._file: SortedFile | None = None
         self._files: list[RunEntry] = []
 
     def add(self, table: pa.Table) -> None:
@@ -76,8 +74,13 @@ class TableWriter:
         group = pa.concat_tables(self._pending)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
         if self._file is None:
-            path = self._target.folder / f"{self._name}-{secrets.token_hex(8)}.parquet"
-            self._file = _TableFile(path, schema_of_file(self._name))
+            self._file = SortedFile(
+                self._target.folder,
+                schema_of_file(self._name),
+                "thread_id",
+                compression_level=_COMPRESSION_LEVEL,
+                data_page_size=_PAGE_BYTES,
+            )
         self._file.write(group)
         if self._file.size >= self._target.max_bytes:
             self._end_file()
@@ -87,7 +90,7 @@ class TableWriter:
             return
         file, self._file = self._file, None
         target = self._target
-        body = file.close(target.job, target.generation)
+        body = file.close({"job": target.job, "generation": target.generation})
         key = table_key(target.partition, self._name, secrets.token_hex(12))
         store_once(target.objects, key, body)
         self._files.append(
@@ -102,48 +105,3 @@ class TableWriter:
                 part=len(self._files),
             )
         )
-
-
-class _TableFile:
-    """A file that is being written."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path = path
-        self._sink = pa.OSFile(f"{path}", "wb")
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            schema,
-            compression="zstd",
-            compression_level=_COMPRESSION_LEVEL,
-            data_page_size=_PAGE_BYTES,
-            write_page_checksum=True,
-            sorting_columns=pq.SortingColumn.from_ordering(schema, [("thread_id", "ascending")]),
-        )
-        self.rows = 0
-        self.first_thread = ""
-        self.last_thread = ""
-
-    @property
-    def size(self) -> int:
-        """Bytes written so far."""
-        size: int = self._sink.tell()
-        return size
-
-    def write(self, group: pa.Table) -> None:
-        """Write a row group."""
-        threads = group["thread_id"]
-        self.first_thread = self.first_thread if self.rows else threads[0].as_py()
-        self.last_thread = threads[-1].as_py()
-        self.rows += group.num_rows
-        self._writer.write_table(group, row_group_size=group.num_rows)
-
-    def close(self, job: str, generation: int) -> bytes:
-        """Finish the file, and give its content."""
-        self._writer.add_key_value_metadata(
-            parquet_metadata({"job": job, "generation": generation})
-        )
-        self._writer.close()
-        self._sink.close()
-        body = self._path.read_bytes()
-        self._path.unlink()
-        return sealed(body)

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from compactor.sorted_file import SortedFile
 from logstore.keys import run_key
 from logstore.lanes import store_once
 from logstore.manifest import RunEntry
 from logstore.objects.base import ObjectStore
 from logstore.records import SCHEMA, Encoding
-from logstore.seal import sealed
-from logstore.segment import parquet_metadata
 
 ROW_GROUP_BYTES = 4 << 20
 """No column of a row group is larger, unless a single value is."""
@@ -89,7 +87,8 @@ class RunWriter:
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._pending_bytes = 0
-        self._file: _RunFile | None = None
+        self._file: SortedFile | None = None
+        self._objects_named = 0
         self._runs: list[RunEntry] = []
 
     def add(self, table: pa.Table) -> None:
@@ -124,10 +123,24 @@ class RunWriter:
         group = pa.concat_tables(self._pending)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
         if self._file is None:
-            self._file = _RunFile(self._folder / f"{secrets.token_hex(8)}.parquet")
+            self._file = self._begin_run()
         self._file.write(group)
+        named = pc.equal(group["encoding"], Encoding.OBJECT.value)
+        self._objects_named += int(pc.sum(named).as_py())
         if self._max_bytes is not None and self._file.size >= self._max_bytes:
             self._end_run()
+
+    def _begin_run(self) -> SortedFile:
+        self._objects_named = 0
+        return SortedFile(
+            self._folder,
+            SCHEMA,
+            "thread_id checkpoint_ns",
+            compression_level=_LEVELS,
+            use_dictionary=_DICTIONARY_COLUMNS,
+            data_page_size=_PAGE_BYTES,
+            write_batch_size=128,
+        )
 
     def _end_run(self) -> None:
         if self._file is None:
@@ -154,59 +167,10 @@ class RunWriter:
                 generation=self._generation,
                 sequence=self._sequence,
                 part=self._part,
-                objects=file.objects,
+                objects=self._objects_named,
             )
         )
         self._part += 1
-
-
-class _RunFile:
-    """A run that is being written."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._sink = pa.OSFile(f"{path}", "wb")
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            SCHEMA,
-            compression="zstd",
-            compression_level=_LEVELS,
-            use_dictionary=_DICTIONARY_COLUMNS,
-            data_page_size=_PAGE_BYTES,
-            write_batch_size=128,
-            write_page_checksum=True,
-            sorting_columns=pq.SortingColumn.from_ordering(
-                SCHEMA, [("thread_id", "ascending"), ("checkpoint_ns", "ascending")]
-            ),
-        )
-        self.rows = 0
-        self.objects = 0
-        self.first_thread = ""
-        self.last_thread = ""
-
-    @property
-    def size(self) -> int:
-        """Bytes written so far."""
-        size: int = self._sink.tell()
-        return size
-
-    def write(self, group: pa.Table) -> None:
-        """Write a row group."""
-        threads = group["thread_id"]
-        self.first_thread = self.first_thread if self.rows else threads[0].as_py()
-        self.last_thread = threads[-1].as_py()
-        self.rows += group.num_rows
-        self.objects += int(pc.sum(pc.equal(group["encoding"], Encoding.OBJECT.value)).as_py())
-        self._writer.write_table(group, row_group_size=group.num_rows)
-
-    def close(self, meta: dict[str, str | int]) -> bytes:
-        """Finish the file, and give its content."""
-        self._writer.add_key_value_metadata(parquet_metadata(meta))
-        self._writer.close()
-        self._sink.close()
-        body = self._path.read_bytes()
-        self._path.unlink()
-        return sealed(body)
 
 
 def _row_bytes(table: pa.Table) -> pa.ChunkedArray:
