@@ -119,7 +119,6 @@ def run(
       compactor run --config config.yaml
     """
     operation = operation_of(graph, config, serde, frequency, retention, memory, keep)
-    limit_heap()
     if dry_run and purge:
         raise InvalidOptionError("--dry-run writes nothing, so there is nothing to purge")
     options = operation.memory.store_options()
@@ -208,7 +207,6 @@ def serve_(
       compactor serve s3://bucket/agents --graph my_app.agent:graph --interval 30
     """
     operation = operation_of(graph, config, serde, frequency, retention, memory, keep)
-    limit_heap()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with existing_store(uri_of(uri, config), operation.memory.store_options()) as store:
         chosen = parse_partitions(partitions)
@@ -317,4 +315,5 @@ app.command()(publish)
 
 def main() -> None:
     """The entry point: errors become one line and an exit code."""
+    limit_heap()
     run_app(app)

@@ -54,8 +54,8 @@ Memory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="What the job may hold of the store at a time, such as 256MB or 2GB; at least 64MB. "
-        "The interpreter and its libraries come on top.",
+        help="How much memory the job may take besides the interpreter and its libraries, such as "
+        "512MB or 2GB; at least 256MB. A thread's index and manifest, and single values, must fit.",
         show_default="512MB",
     ),
 ]
