@@ -140,7 +140,7 @@ def test_four_times_the_turns_take_less_than_five_times_the_bytes(
     mode: ChannelMode, k: int | None
 ) -> None:
     sizes = []
-    for turns in (20, 80):
+    for turns in (50, 200):
         with memory_place(short_grace_s=0, long_grace_s=0) as place:
             graph = chat(place, mode, k)
             for number in range(turns):
