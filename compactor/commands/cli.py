@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -38,7 +40,6 @@ from compactor.commands.rendering import (
     status_line,
 )
 from compactor.commands.status import read_status
-from compactor.job import Job
 from compactor.rebuild import RebuildJob
 from compactor.report import Report
 from compactor.service import serve
@@ -121,8 +122,10 @@ def run(
     operation = operation_of(graph, config, serde, frequency, retention, memory, keep)
     if dry_run and purge:
         raise InvalidOptionError("--dry-run writes nothing, so there is nothing to purge")
-    options = operation.memory.store_options()
-    with existing_store(uri_of(uri, config), options) as store, status_line() as tell:
+    with (
+        existing_store(uri_of(uri, config), operation.memory.store_options()) as store,
+        status_line() as tell,
+    ):
         chosen = parse_partitions(partitions)
         tell("looking for what retention does not keep")
         retired: list[Retired] = []
@@ -136,28 +139,41 @@ def run(
             if failed is not None:
                 raise failed
             return
-        plan = DryRunStore(store.objects) if dry_run else None
-        target = LogStore(plan, options) if plan else store
         tell("compacting")
-        job = Job(
-            target,
-            operation.table,
-            operation.serde,
-            max_runtime_s=max_runtime,
-            memory=operation.memory,
-            keep=operation.keep,
-        )
-        report = job.run(chosen)
-    planned = {} if plan is None else plan.to_dict()
-    if json:
-        print_json({**report.to_dict(), "retired": to_dicts(retired), **planned})
-    else:
-        show_retired(retired, dry_run=dry_run)
-        show_report(report, "a job would compact" if plan else "compacted")
-        if plan is not None:
-            show_plan(plan)
+        if dry_run:
+            _run_dry(store, operation, chosen, max_runtime, retired, json)
+        else:
+            job = operation.job(store, max_runtime_s=max_runtime)
+            report = job.run(chosen)
+            if json:
+                print_json({**report.to_dict(), "retired": to_dicts(retired)})
+            else:
+                show_retired(retired, dry_run=False)
+                show_report(report)
     if failed is not None:
         raise failed
+
+
+def _run_dry(
+    store: LogStore,
+    operation: Operation,
+    partitions: list[int] | None,
+    max_runtime: float | None,
+    retired: Sequence[Retired],
+    json: bool,
+) -> None:
+    with TemporaryDirectory(prefix="compactor-") as folder:
+        plan = DryRunStore(store.objects, Path(folder))
+        job = operation.job(
+            LogStore(plan, operation.memory.store_options()), max_runtime_s=max_runtime
+        )
+        report = job.run(partitions)
+        if json:
+            print_json({**report.to_dict(), "retired": to_dicts(retired), **plan.to_dict()})
+            return
+        show_retired(retired, dry_run=True)
+        show_report(report, "a job would compact")
+        show_plan(plan)
 
 
 def _run_purge(
@@ -169,14 +185,7 @@ def _run_purge(
 ) -> None:
     settings = store.settings()
     grace_s = settings.short_grace_s if settings else 0.0
-    job = Job(
-        store,
-        operation.table,
-        operation.serde,
-        purge=True,
-        memory=operation.memory,
-        keep=operation.keep,
-    )
+    job = operation.job(store, purge=True)
     first, last = run_purge(job, grace_s, partitions, tell)
     if json:
         print_json({**first.to_dict(), "purge": last.to_dict()})
@@ -210,9 +219,7 @@ def serve_(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with existing_store(uri_of(uri, config), operation.memory.store_options()) as store:
         chosen = parse_partitions(partitions)
-        job = Job(
-            store, operation.table, operation.serde, memory=operation.memory, keep=operation.keep
-        )
+        job = operation.job(store)
         hourly = HourlyRetention(store, operation.retention)
 
         def run_job() -> Report:

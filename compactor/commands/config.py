@@ -50,12 +50,14 @@ from compactor.folding.channels import (
     graph_rules,
 )
 from compactor.folding.policy import Retention
+from compactor.job import Job
 from compactor.keeping.tables import check_keep
 from compactor.memory import MemoryBudget
 from logstore.channels import delta_messages
 from logstore.config import load_config, load_object
 from logstore.errors import InvalidOptionError
 from logstore.modes import MESSAGES
+from logstore.store import LogStore
 
 _TOP_KEYS = {
     *("graph", "serde", "snapshot_frequency", "memory"),
@@ -74,6 +76,20 @@ class Operation:
     memory: MemoryBudget = field(default_factory=MemoryBudget)
     keep: frozenset[str] = frozenset()
     """The tables to keep for analytics."""
+
+    def job(
+        self, store: LogStore, *, max_runtime_s: float | None = None, purge: bool = False
+    ) -> Job:
+        """A job of this operation in a store. See `Job`."""
+        return Job(
+            store,
+            self.table,
+            self.serde,
+            max_runtime_s=max_runtime_s,
+            purge=purge,
+            memory=self.memory,
+            keep=self.keep,
+        )
 
 
 def load_operation(

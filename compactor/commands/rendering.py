@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from compactor.cleaning.retention import Retired
-from compactor.commands.dryrun import DryRunStore
+from compactor.commands.dryrun import DryRunStore, PlannedSnapshot
 from compactor.commands.status import StoreStatus
 from compactor.report import Report
 from compactor.verifying.findings import Finding, Verification
 from logstore.cli.common import cell, console, human_bytes, notes, table
 from logstore.keys import LOG
 
+_SNAPSHOTS = 50
+"""So many are shown one by one."""
 _REASONS = 10
 
 
@@ -49,7 +51,23 @@ def show_plan(plan: DryRunStore) -> None:
         rows.add_row("delete", "", cell(key))
     if rows.row_count:
         console.print(rows)
+    made, voided = plan.snapshots()
+    _show_snapshots("snapshots that would be made", made)
+    _show_snapshots("snapshots that would be taken back", voided)
     console.print("nothing was written")
+
+
+def _show_snapshots(what: str, snapshots: Sequence[PlannedSnapshot]) -> None:
+    if not snapshots:
+        return
+    rows = table("thread", "namespace", "checkpoint", "channel", "bytes", right=("bytes",))
+    for one in snapshots[:_SNAPSHOTS]:
+        places = (one.thread_id, one.checkpoint_ns, one.checkpoint_id, one.channel)
+        rows.add_row(*map(cell, places), human_bytes(one.size))
+    console.print(f"{what}: {len(snapshots)}")
+    console.print(rows)
+    if (more := len(snapshots) - _SNAPSHOTS) > 0:
+        console.print(f"and {more} more, which --json names")
 
 
 def show_report(report: Report, verb: str = "compacted") -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import get_checkpoint_id
 from langgraph.checkpoint.memory import InMemorySaver
 from typer.testing import CliRunner, Result
 
@@ -52,17 +53,20 @@ def assert_like(place: Place, model: InMemorySaver, thread_id: str = "t") -> Non
 # -- dry runs --------------------------------------------------------------------------
 
 
-def test_a_dry_run_tells_exactly_what_the_job_then_does_and_writes_nothing(place: Place) -> None:
+def test_a_dry_run_tells_exactly_what_the_job_then_does_and_writes_nothing(
+    place: Place, tmp_path: Path
+) -> None:
     script = Script([place.saver()])
     last = script.chain(9)[-1]
     place.compact(channels=D)
     script.write(last, "x" * 300_000)
     script.chain(5, script.put(last))
     counting = CountingStore(LogStore.open(place.uri).objects)
-    plan = DryRunStore(counting)
+    plan = DryRunStore(counting, tmp_path)
     before = {key: read(place, key) for key in place.keys()}
     planned = job(LogStore(plan)).run()
     merged = [one.key for one in plan.inputs() if one.key.startswith("log/")]
+    made, voided = plan.snapshots()
     assert counting.counts.keys() <= READS
     assert {key: read(place, key) for key in place.keys()} == before
     done = place.compact(channels=D)
@@ -73,6 +77,16 @@ def test_a_dry_run_tells_exactly_what_the_job_then_does_and_writes_nothing(place
     assert folders == sorted(key.split("/")[0] for key in new)
     assert set(plan.deleted) == before.keys() - set(place.keys())
     assert len(merged) == done.total("segments_merged")
+    assert len(made) == done.total("snapshots") > 0
+    assert not voided
+    with place.fresh() as saver:
+        held = {
+            get_checkpoint_id(entry.config)
+            for entry in saver.list(thread("t"))
+            if "d" in entry.checkpoint["channel_values"]
+        }
+    assert {one.checkpoint_id for one in made} <= held
+    assert {one.thread_id for one in made} == {"t"}
 
 
 def test_the_commands_dry_run_prints_inputs_outputs_and_bytes(tmp_path: Path) -> None:
