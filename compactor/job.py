@@ -32,7 +32,6 @@ from compactor.plan import (
     deleted_threads,
     last_commit,
     make_plan,
-    manifest_etag,
     orphans,
     plan_without_segments,
 )
@@ -41,7 +40,6 @@ from compactor.publishing.threads import Published, by_thread, publish_threads
 from compactor.report import Outcome, PartitionReport, Report
 from logstore.errors import (
     InvalidOptionError,
-    MissingDataError,
     ObjectNotFoundError,
 )
 from logstore.keys import is_run_key
@@ -264,6 +262,7 @@ class PartitionJob:
             manifest = replace(manifest, swept=plan.listing.date)
         with tempfile.TemporaryDirectory(prefix="compactor-") as folder:
             published, output = self._publish_and_merge(Path(folder), parallel)
+            report = replace(report, unreadable={**report.unreadable, **self._publisher.lost.found})
             report = _count(report, plan, published, output)
             committed = self._next_manifest(manifest, output, condemned, published, report)
             change = self._change_kept(committed, Path(folder))
@@ -291,14 +290,11 @@ class PartitionJob:
         """Tell an object that another job deleted from one that is missing.
 
         Raises:
-            MissingDataError: no other job has committed.
+            LostObjectError: no other job has committed.
         """
-        if manifest_etag(self._store, self._plan.partition) == self._plan.etag:
-            raise MissingDataError(
-                f"partition {self._plan.partition} cannot be compacted: an object that a run or a "
-                f"manifest names does not exist ({error.__cause__}). Restore it from a version or "
-                "copy of the bucket; `compactor verify` names the thread"
-            ) from error
+        lost = self._publisher.lost.judge(error)
+        if lost is not None:
+            raise lost from error
 
     def _sweeps(self) -> bool:
         """Whether to look for snapshot objects that are left over."""

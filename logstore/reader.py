@@ -26,7 +26,7 @@ from logstore.objects.base import ObjectStore
 from logstore.records import Kind, Record, Tombstone, weight
 from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader, StartAgain, Tail
-from logstore.values import Patched, ValueDecoder, ValueReader
+from logstore.values import Lost, Patched, ValueDecoder, ValueReader
 from logstore.view import HeadScope, NeedsHistory, ThreadView
 from logstore.walk import LateWrites
 
@@ -315,9 +315,11 @@ class ThreadReader:
         """
         return self._values.object(key)
 
-    def decoder(self, read: ThreadRead, patched: Patched | None = None) -> ValueDecoder:
-        """Decodes the values of a read's records; what is in `patched` it need not decode."""
-        return self._values.decoder(read.view, read.runs, patched)
+    def decoder(
+        self, read: ThreadRead, patched: Patched | None = None, lost: Lost | None = None
+    ) -> ValueDecoder:
+        """Decodes the values of a read's records. See `ValueReader.decoder`."""
+        return self._values.decoder(read.view, read.runs, patched, lost)
 
 
 def until_stable(attempt: Callable[[], T]) -> T:

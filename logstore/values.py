@@ -28,6 +28,7 @@ Typed = tuple[str, bytes]
 
 
 Patched = ByteCache[tuple[Typed, int]]
+Lost = Callable[[StartAgain], MissingDataError | None]
 """What patches were decoded to, by thread, type, size and checksum, each with its links."""
 
 
@@ -95,7 +96,11 @@ class ValueReader:
         return [self._executor.submit(self.object, key).result for key in keys]
 
     def decoder(
-        self, view: ThreadView, runs: Mapping[str, RunEntry], patched: Patched | None = None
+        self,
+        view: ThreadView,
+        runs: Mapping[str, RunEntry],
+        patched: Patched | None = None,
+        lost: Lost | None = None,
     ) -> ValueDecoder:
         """Decodes values of one thread.
 
@@ -103,8 +108,10 @@ class ValueReader:
             view: the thread, in which patches find what they were made against.
             runs: the runs that `ValueRef`s name, by key.
             patched: what need not be decoded again; None to prove each value from its record.
+            lost: tells whether an object that is gone was lost; by default a newer manifest is
+                taken to name another.
         """
-        return ValueDecoder(self, view, runs, self._runs, patched, self._held_bytes)
+        return ValueDecoder(self, view, runs, self._runs, patched, self._held_bytes, lost)
 
     def object(self, key: str) -> bytes:
         """The value in a snapshot object.
@@ -135,8 +142,10 @@ class ValueDecoder:
         run_reader: RunReader,
         patched: Patched | None,
         held_bytes: int,
+        lost: Lost | None = None,
     ) -> None:
         """Decode records of `view`."""
+        self._lost = lost
         self._held_bytes = held_bytes
         self._values = values
         self._dictionaries = Dictionaries(view)
@@ -196,6 +205,11 @@ class ValueDecoder:
             except (CorruptObjectError, MissingDataError) as error:
                 # What was made against it may have been made against another of its key.
                 self._failed[id(top)] = (top, error)
+            except StartAgain as error:
+                lost = self._lost(error) if self._lost is not None else None
+                if lost is None:
+                    raise
+                self._failed[id(top)] = (top, lost)
         if id(record) in self._failed:
             raise self._failed[id(record)][1]
         return self._decoded[id(record)][1]

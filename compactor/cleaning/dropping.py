@@ -149,7 +149,7 @@ class Dropper:
         """What goes of a thread; what stands for it is put into `added`."""
         made = self._publisher.publish(thread_id, ()).work.made
         read = self._publisher.whole_thread(thread_id, made)
-        decoder = self._store.reader.decoder(read)
+        decoder = self._publisher.lost.decoder(read)
         before = round((self._plan.listing.date - grace_s) * 1e6)
         drop = plan_drop(read.view, self._table, decoder, before)
         added.extend((*drop.applied_to(made), *drop.seeds))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compactor.folding.thinning import Place
+from compactor.lost_objects import LostObjectError
 from logstore.records import Encoding, Record
 from logstore.values import Typed
 from logstore.view import ThreadView
@@ -37,7 +38,10 @@ def detached(
         found.append(record)
     for snapshot in _patched(view):
         if _place(snapshot) not in changed and _base(snapshot) in changed:
-            found.append(restate(snapshot, load([snapshot])[0][1]))
+            try:
+                found.append(restate(snapshot, load([snapshot])[0][1]))
+            except LostObjectError:
+                continue  # nobody can read it, whatever it is made against
     return found
 
 

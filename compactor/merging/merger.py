@@ -151,7 +151,7 @@ class Merger:
         for thread_id in threads_to_rebase(columns):
             rows = pa.concat_tables([new.of(thread_id), snapshots.of(thread_id)])
             read = self._publisher.whole_thread(thread_id, table_to_records(rows))
-            decoder = self._store.reader.decoder(read)
+            decoder = self._publisher.lost.decoder(read)
             records = rebase_thread(read, inputs, decoder, self._budget.chunk)
             while batch := list(islice(records, _REBASED_AT_A_TIME)):
                 rebased.add(records_to_table(batch))

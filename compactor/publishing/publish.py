@@ -10,12 +10,13 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compactor.folding.channels import ChannelTable
 from compactor.folding.fold import Folder
 from compactor.folding.snapshots import SnapshotMaker, SnapshotWork
+from compactor.lost_objects import LostObjectError, LostObjects
 from compactor.plan import Plan, manifest_etag
 from compactor.publishing import large_values
 from compactor.publishing.digest import Digest, digest
@@ -79,6 +80,7 @@ class Publisher:
         self._table = table
         self._folder = folder
         self._job = job
+        self.lost = LostObjects(store, plan)
 
     def publish(self, thread_id: str, records: Sequence[Record]) -> PublishResult:
         """Bring one thread's manifest up to date.
@@ -179,7 +181,7 @@ class Publisher:
             read.late,
             self._table,
             self._folder,
-            self._store.reader.decoder(read),
+            self.lost.decoder(read),
             to_us(self._plan.listing.date),
         )
         work = maker.run()
@@ -187,9 +189,6 @@ class Publisher:
 
     def _void(self, snapshot: Record) -> Record:
         return self._folder.void(snapshot, to_us(self._plan.listing.date))
-
-    def _loader(self, read: ThreadRead) -> Callable[[Sequence[Record]], list[tuple[str, bytes]]]:
-        return self._store.reader.decoder(read).load
 
     def _head_read(self, old: SnapshotManifest, records: Sequence[Record]) -> ThreadRead:
         """The thread as its manifest and the job's segments tell it.
@@ -288,17 +287,34 @@ class Publisher:
         may be hidden.
         """
         whole = [r for r in records if _has_value(r) and _is_shown(r, read)]
-        typed = self._loader(read)(whole)
-        values = {id(r): data for r, (_, data) in zip(whole, typed, strict=True)}
-        placed, written = _placed(whole, values, read, large)
+        values = self._decoded(whole, read)
+        placed, written = _placed([r for r in whole if id(r) in values], values, read, large)
+        lost = {id(record) for record in whole if id(record) not in values}
         settled = [
-            placed.get(id(record)) or self._at_hand(record, values.get(id(record)), read)
+            placed.get(id(record))
+            or self._at_hand(record, values.get(id(record)), read, id(record) in lost)
             for record in records
         ]
         return settled, written
 
-    def _at_hand(self, record: Record, value: bytes | None, read: ThreadRead) -> Record:
-        """A record with its value, if that was loaded, and without a `ValueRef`."""
+    def _decoded(self, records: Sequence[Record], read: ThreadRead) -> dict[int, bytes]:
+        """The records' values by the records' identity, without those that are lost."""
+        decoder = self.lost.decoder(read)
+        found: dict[int, bytes] = {}
+        for record in records:
+            try:
+                found[id(record)] = decoder.load([record])[0][1]
+            except LostObjectError:
+                continue
+        return found
+
+    def _at_hand(
+        self, record: Record, value: bytes | None, read: ThreadRead, is_lost: bool
+    ) -> Record:
+        """A record with its value, if that was loaded, and without a `ValueRef`.
+
+        One whose value is lost stays the patch that it is, for when the base is back.
+        """
         if value is not None:
             return record._replace(
                 value=value,
@@ -309,7 +325,8 @@ class Publisher:
             )
         if not isinstance(record.value, ValueRef):
             return record
-        if record.kind != Kind.WRITE and record.encoding != Encoding.OBJECT:
+        is_needed = is_lost or record.kind == Kind.WRITE or record.encoding == Encoding.OBJECT
+        if not is_needed:
             return record._replace(value=None)
         return record._replace(
             value=self._store.runs.values(read.runs, [record.value])[record.value]

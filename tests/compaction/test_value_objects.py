@@ -20,7 +20,7 @@ from logstore.errors import CorruptObjectError, MissingDataError
 from logstore.objects import open_object_store
 from logstore.store import LogStore
 from logstore.testing.pausing import PausingStore
-from tests.compaction.damage import flip, remove
+from tests.compaction.damage import flip, overwrite, read, remove
 from tests.helpers import Place, Script, append, assert_same_tuple, memory_place, rebuilt, thread
 
 D = {"d": DeltaChannel(append, list, snapshot_frequency=2)}
@@ -189,16 +189,50 @@ def test_a_value_that_is_gone_or_damaged_is_an_error_that_names_it(place: Place)
         assert found.checkpoint["channel_values"] == {"x": 1}, "the head does not need it"
 
 
-def test_a_missing_value_is_an_error_of_the_job_and_no_lost_race(place: Place) -> None:
-    script = Script([place.saver()])
+def test_a_lost_value_stops_its_thread_only_and_is_reported_until_it_is_back(place: Place) -> None:
+    model = InMemorySaver()
+    script = Script([place.saver(), model])
     line = script.chain(3)
     script.write(line[-1], large(1))
     last = script.put(line[-1])
-    place.compact()
-    remove(place, *place.keys("values/"))
+    place.compact(channels=D)
+    keys = place.keys("values/")
+    bodies = {key: read(place, key) for key in keys}
+    remove(place, *keys)
     script.chain(4, last)
-    with pytest.raises(MissingDataError, match="values/"):
+    other = Script([place.saver(), model], "other")
+    other.chain(3)
+    done = place.compact(channels=D)
+    assert done.partitions[0].outcome == Outcome.COMMITTED
+    assert done.total("segments_merged") > 0
+    assert list(done.unreadable) == ["thread 't'"]
+    assert keys[0] in done.unreadable["thread 't'"]
+    assert_like(place, model, "other")
+    with place.fresh() as saver, pytest.raises(MissingDataError, match="values/"):
+        list(saver.list(thread()))
+    for key, body in bodies.items():
+        overwrite(place, key, body)
+    jobs(place, 2)
+    assert_like(place, model)
+    assert_sound(place)
+
+
+def test_after_a_loss_merges_of_all_tiers_go_on(place: Place) -> None:
+    model = InMemorySaver()
+    script = Script([place.saver(), model])
+    last = script.put(values={"x": large(1)}, updates=("x",))
+    jobs(place)
+    keys = place.keys("values/")
+    bodies = {key: read(place, key) for key in keys}
+    remove(place, *keys)
+    for number in range(12):
+        last = script.put(last, values={"x": large(1) + b"%d" % number}, updates=("x",))
         jobs(place)
+    for key, body in bodies.items():
+        overwrite(place, key, body)
+    jobs(place, 2)
+    assert_like(place, model)
+    assert_sound(place)
 
 
 def test_a_sweep_deletes_nothing_that_a_later_job_is_about_to_name(place: Place) -> None:
