@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, islice, permutations, product
+from typing import Self
 
 from logstore.errors import ParentCycleError
 from logstore.records import Encoding, Kind, Record
-from logstore.view import NeedsHistory, ThreadView
+from logstore.view import CheckpointKey, NeedsHistory, ThreadView
 
 MAX_NAMED_WRITES = 255
 _MAX_AMBIGUITY = 4096
@@ -62,13 +64,18 @@ class Dictionaries:
         self._indexed = 0
         self._values: dict[tuple[str, str, str, str], list[Record]] = defaultdict(list)
         self._writes: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+        self._parents: dict[CheckpointKey, list[str | None]] = defaultdict(list)
 
     def _update(self) -> None:
         """Index the view's records; snapshots may have been added since the last call."""
         records = self._view.records
         for r in islice(records, self._indexed, None):
             ns, channel = r.checkpoint_ns, r.channel or ""
-            if r.kind == Kind.WRITE:
+            if r.kind == Kind.CHECKPOINT:
+                parents = self._parents[(ns, r.checkpoint_id)]
+                if r.parent_checkpoint_id not in parents:
+                    parents.append(r.parent_checkpoint_id)
+            elif r.kind == Kind.WRITE:
                 self._writes[(ns, r.checkpoint_id, channel)].append(r)
             elif r.kind == Kind.BLOB and r.version is not None and r.encoding != Encoding.EMPTY:
                 self._values[(r.kind, ns, channel, r.version)].append(r)
@@ -106,27 +113,66 @@ class Dictionaries:
     def _write_choices(self, record: Record) -> list[tuple[Record, ...]]:
         if not record.dictionary:
             return [()]
-        steps: list[list[tuple[Record, ...]]] = []
-        ancestors = self._ancestors(record)
-        for names in _named(record.dictionary):
-            checkpoint_id = next(ancestors, None)
-            key = (record.checkpoint_ns, checkpoint_id or "", record.channel or "")
-            found = _assigned(names, _distinct(self._writes.get(key, ())))
-            if not found:
-                return []
-            steps.append(found)
-        chosen = islice(product(*reversed(steps)), _MAX_AMBIGUITY)
+        named = list(_named(record.dictionary))
+        ways = (product(*reversed(steps)) for steps in self._ways_back(record, named))
+        chosen = islice(chain.from_iterable(ways), _MAX_AMBIGUITY)
         return [tuple(chain.from_iterable(choice)) for choice in chosen]
 
-    def _ancestors(self, record: Record) -> Iterator[str]:
-        seen = {record.checkpoint_id}
-        current = self._view.ancestor(record.checkpoint_ns, record.checkpoint_id)
-        while current is not None and (parent := current.parent_checkpoint_id) is not None:
-            if parent in seen:
-                raise ParentCycleError(f"the parents of checkpoint {parent} run in a circle")
-            seen.add(parent)
-            yield parent
-            current = self._view.ancestor(record.checkpoint_ns, parent)
+    def _ways_back(
+        self, record: Record, named: Sequence[Sequence[bytes]]
+    ) -> Iterator[list[list[tuple[Record, ...]]]]:
+        """For each way back through the ancestors: what the names may stand for at each.
+
+        There is more than one way if an ancestor was put again below another parent.
+
+        Raises:
+            ParentCycleError: there is no way but one in a circle.
+        """
+        ns, channel = record.checkpoint_ns, record.channel or ""
+        ways = [_WayBack(record.checkpoint_id, {record.checkpoint_id}, [])]
+        circle, is_found = "", False
+        while ways:
+            way = ways.pop()
+            if len(way.steps) == len(named):
+                is_found = True
+                yield way.steps
+                continue
+            parents = self._parents_of(ns, way.at)
+            for parent in reversed(parents):
+                if parent is not None and parent in way.seen:
+                    circle = parent
+                    continue
+                writes = self._writes.get((ns, parent or "", channel), ())
+                if found := _assigned(named[len(way.steps)], _distinct(writes)):
+                    ways.append(way.gone_on(parent, found, alone=len(parents) == 1))
+        if circle and not is_found:
+            raise ParentCycleError(f"the parents of checkpoint {circle} run in a circle")
+
+    def _parents_of(self, ns: str, checkpoint_id: str | None) -> list[str | None]:
+        """The parents that a checkpoint was put below, the last one first; None for no more."""
+        current = self._view.ancestor(ns, checkpoint_id or "")
+        last = None if current is None else current.parent_checkpoint_id
+        put = self._parents.get((ns, checkpoint_id or ""), ())
+        return [last, *(parent for parent in put if parent != last)]
+
+
+@dataclass(slots=True)
+class _WayBack:
+    """Part of a way through a checkpoint's ancestors."""
+
+    at: str | None
+    """Where it has come to; None beyond the first."""
+    seen: set[str | None]
+    steps: list[list[tuple[Record, ...]]]
+    """What may have been meant at each ancestor."""
+
+    def gone_on(self, parent: str | None, found: list[tuple[Record, ...]], alone: bool) -> Self:
+        """The way with an ancestor more; `alone` if nothing else goes on from here."""
+        way = self if alone else replace(self, seen=set(self.seen), steps=list(self.steps))
+        way.at = parent
+        way.seen.add(parent)
+        way.steps.append(found)
+        return way
 
 
 def _assigned(names: Sequence[bytes], writes: Sequence[Record]) -> list[tuple[Record, ...]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from logstore.cache import ByteCache, VersionedCache
 from logstore.clock import Elapsed
 from logstore.errors import MissingDataError, ObjectNotFoundError
 from logstore.keys import partition_manifest_key, snapshot_manifest_key
+from logstore.late import Late, late_records
 from logstore.lineage import Lineage
 from logstore.manifest import PartitionManifest, RunEntry, SnapshotManifest
 from logstore.objects.base import ObjectStore
@@ -28,7 +28,6 @@ from logstore.runs import RunReader
 from logstore.tail import Listing, LogReader, StartAgain, Tail
 from logstore.values import Lost, Patched, ValueDecoder, ValueReader
 from logstore.view import HeadScope, NeedsHistory, ThreadView
-from logstore.walk import LateWrites
 
 T = TypeVar("T")
 _TRIES = 12
@@ -65,8 +64,8 @@ class ThreadRead:
     """What a read of a thread found."""
 
     view: ThreadView
-    late: LateWrites
-    """The writes that are newer than every snapshot in the view."""
+    late: Late
+    """What is newer than every snapshot in the view."""
     runs: Mapping[str, RunEntry]
     """The runs that the view's records refer to."""
     listing: Listing
@@ -197,7 +196,8 @@ class ThreadReader:
             view = ThreadView(thread_id, [*manifest.records, *fresh], scope)
         except NeedsHistory:
             view = ThreadView(thread_id, (), HeadScope(blind=True))
-        read = ThreadRead(view, late_writes(fresh), {}, listing, pending, positions, version)
+        late = late_records(view, fresh)
+        read = ThreadRead(view, late, {}, listing, pending, positions, version)
         self._reads.put((thread_id, "head"), version, read, read.size)
         return read
 
@@ -287,9 +287,10 @@ class ThreadReader:
         runs = [run for run in manifest.runs if run.may_hold(thread_id)]
         stored = self._log.map(lambda run: self._runs.rows(run, thread_id), runs)
         records = [record for rows in stored for record in rows]
+        view = ThreadView(thread_id, [*records, *fresh])
         return ThreadRead(
-            ThreadView(thread_id, [*records, *fresh]),
-            late_writes(fresh),
+            view,
+            late_records(view, fresh),
             {run.key: run for run in runs},
             listing,
             pending,
@@ -347,15 +348,6 @@ def _lost_segment(thread_id: str) -> MissingDataError:
         "snapshot manifest holds its records. If an object was deleted by hand, restore it from "
         "a version or copy of the bucket"
     )
-
-
-def late_writes(fresh: Iterable[Record]) -> LateWrites:
-    """Where records that no compaction has seen write: no snapshot covers them."""
-    late: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for record in fresh:
-        if record.kind == Kind.WRITE:
-            late[(record.checkpoint_ns, record.channel or "")].add(record.checkpoint_id)
-    return late
 
 
 def arrived_before(records: Iterable[Record], manifest: SnapshotManifest) -> bool:

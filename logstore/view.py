@@ -69,6 +69,8 @@ class ThreadView:
         """All that was not deleted, losers of clashes and repetitions included."""
         # The winner is sought among what was not deleted.
         merged = merge(self.records)
+        self.has_repetitions = len(merged) < len(self.records)
+        """Whether two of the records have one key."""
         self._checkpoints: dict[str, dict[str, Record]] = defaultdict(dict)
         self._blobs: dict[tuple[str, str, str], Record] = {}
         self._inline: dict[CheckpointKey, dict[str, Record]] = defaultdict(dict)
@@ -347,6 +349,13 @@ class ThreadView:
             return not any(_spares(t, write, child) for t in self._hiding)
 
         return self._winners(child.checkpoint_ns, child.parent_checkpoint_id or "", counts)
+
+    def follows(self, child: Record) -> tuple[str | None, ...]:
+        """What decides which writes a record of a checkpoint follows: its parent, and its run
+        where writes were hidden before it."""
+        hiding = (t for t in self._hiding if t.runs is not None)
+        runs = (None if t.sees(child) else child.run_id for t in hiding)
+        return (child.parent_checkpoint_id, *runs)
 
     def all_writes(self, ns: str, checkpoint_id: str) -> list[Record]:
         """The writes at a checkpoint, shown or hidden, in the order in which they apply.

@@ -11,12 +11,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from logstore.errors import MissingDataError, ParentCycleError
+from logstore.late import Late
 from logstore.records import Record
 from logstore.view import NeedsHistory, ThreadView
 
-LateWrites = Mapping[tuple[str, str], Collection[str]]
-"""For each namespace and channel: the checkpoints with writes that no snapshot can cover,
-because they are newer than every snapshot."""
 Trust = Callable[[Record], bool]
 """Whether a walk may end at a snapshot."""
 
@@ -47,6 +45,7 @@ class ChannelHistory:
 class _ChannelWalk:
     channel: str
     late: set[str]
+    moved: Collection[str]
     trusts: Trust
     backwards: list[Record] = field(default_factory=list)
     span: list[str] = field(default_factory=list)
@@ -75,6 +74,8 @@ class _ChannelWalk:
             if not view.complete:
                 raise NeedsHistory  # only whole histories go on below it
             snapshot = None
+        if snapshot is not None and checkpoint_id in self.moved and not view.is_current(snapshot):
+            snapshot = None
         if snapshot is not None and self.candidate is None:
             self.candidate = self.history(snapshot)
             if view.is_current(snapshot):
@@ -88,7 +89,7 @@ def walk(
     view: ThreadView,
     target: Record,
     channels: Collection[str],
-    late: LateWrites,
+    late: Late,
     trusts: Trust = any_snapshot,
 ) -> dict[str, ChannelHistory]:
     """Collect what the channels' values at a checkpoint are rebuilt from.
@@ -97,7 +98,7 @@ def walk(
         view: the thread.
         target: a visible checkpoint; its own writes belong to its children and stay out.
         channels: the channels to rebuild.
-        late: writes that snapshots may not cover.
+        late: what snapshots may not cover.
         trusts: the snapshots at which it may end.
 
     Raises:
@@ -106,7 +107,8 @@ def walk(
         ParentCycleError: the parents run in a circle.
     """
     ns = target.checkpoint_ns
-    walks = {ch: _ChannelWalk(ch, set(late.get((ns, ch), ())), trusts) for ch in channels}
+    moved = late.moved.get(ns, ())
+    walks = {ch: _ChannelWalk(ch, late.below(ns, ch), moved, trusts) for ch in channels}
     for one in walks.values():
         one.late.discard(target.checkpoint_id)
     done: dict[str, ChannelHistory] = {}
@@ -161,7 +163,7 @@ def _check_may_end(
 
 
 def possibly_below(view: ThreadView, checkpoint: Record, late: Collection[str]) -> set[str]:
-    """Of the checkpoints with late writes, those that do not descend from `checkpoint`."""
+    """Of some checkpoints those that do not descend from `checkpoint`."""
     ns = checkpoint.checkpoint_ns
     descends: dict[str, bool] = {checkpoint.checkpoint_id: True}
     for checkpoint_id in late:
@@ -177,14 +179,17 @@ def possibly_below(view: ThreadView, checkpoint: Record, late: Collection[str]) 
     return {checkpoint_id for checkpoint_id in late if not descends[checkpoint_id]}
 
 
-def snapshot_stands(view: ThreadView, target: Record, channel: str, late: LateWrites) -> bool:
+def snapshot_stands(view: ThreadView, target: Record, channel: str, late: Late) -> bool:
     """Whether the snapshot at a checkpoint covers all writes below it.
 
     Raises:
         NeedsHistory: a head view does not reach far enough to tell.
     """
     ns = target.checkpoint_ns
-    remaining = possibly_below(view, target, late.get((ns, channel), ()))
+    moved, written = late.moved.get(ns, ()), late.writes.get((ns, channel), ())
+    if target.checkpoint_id in moved:
+        return False
+    remaining = possibly_below(view, target, late.below(ns, channel))
     current = target
     seen: set[str | None] = {None, target.checkpoint_id}
     while remaining and current.parent_checkpoint_id not in seen:
@@ -193,10 +198,12 @@ def snapshot_stands(view: ThreadView, target: Record, channel: str, late: LateWr
             break
         if parent is None or not view.covers(ns, parent.checkpoint_id, channel):
             raise NeedsHistory
-        if parent.checkpoint_id in remaining:
+        if parent.checkpoint_id in written:
             return False
         if view.stored_value(parent, channel) is not None:
             break
+        if parent.checkpoint_id in moved:
+            return False
         seen.add(parent.checkpoint_id)
         current = parent
     return True

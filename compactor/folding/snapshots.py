@@ -19,10 +19,11 @@ from compactor.folding.fold import Folder, Unfoldable, typed_value
 from compactor.folding.thinning import Place, wanted_snapshots
 from compactor.merging.rebase import patch_snapshot
 from logstore.errors import MissingDataError, ParentCycleError
+from logstore.late import Late
 from logstore.records import Record
 from logstore.values import ValueDecoder
 from logstore.view import NeedsHistory, ThreadView
-from logstore.walk import ChannelHistory, LateWrites, snapshot_stands, walk
+from logstore.walk import ChannelHistory, snapshot_stands, walk
 
 COUNTERS = "counters_since_delta_snapshot"
 
@@ -102,7 +103,7 @@ class SnapshotMaker:
     def __init__(
         self,
         view: ThreadView,
-        late: LateWrites,
+        late: Late,
         table: ChannelTable,
         folder: Folder,
         decoder: ValueDecoder,
@@ -112,7 +113,7 @@ class SnapshotMaker:
 
         Args:
             view: the thread; new snapshots are added to it.
-            late: the writes that no snapshot in the view covers.
+            late: what no snapshot in the view covers.
             table: the channels that may be folded.
             folder: makes snapshots.
             decoder: decodes the view's values.

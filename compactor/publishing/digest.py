@@ -10,10 +10,11 @@ from compactor.folding.channels import ChannelTable
 from compactor.folding.snapshots import COUNTERS, counted_channels
 from logstore.errors import MissingDataError, ParentCycleError
 from logstore.keys import name_hash
+from logstore.late import Late
 from logstore.manifest import NamespaceHead, SnapshotManifest
 from logstore.records import Encoding, Kind, Record, without_superseded
 from logstore.view import NeedsHistory, ThreadView
-from logstore.walk import ChannelHistory, LateWrites, snapshot_stands, walk
+from logstore.walk import ChannelHistory, snapshot_stands, walk
 
 MAX_NAMESPACES = 64
 MAX_WALK_BYTES = 4 << 20
@@ -29,14 +30,12 @@ class Digest:
     evicted: frozenset[int]
 
 
-def digest(
-    view: ThreadView, late: LateWrites, table: ChannelTable, old: SnapshotManifest
-) -> Digest:
+def digest(view: ThreadView, late: Late, table: ChannelTable, old: SnapshotManifest) -> Digest:
     """Choose what the manifest keeps.
 
     Args:
         view: the thread, its snapshots up to date.
-        late: the writes that snapshots which are not current may not cover.
+        late: what snapshots that are not current may not cover.
         table: the channels that the operator named.
         old: the manifest so far: the channels that it follows are followed further.
 
@@ -92,7 +91,7 @@ def _keep_walks(
     view: ThreadView,
     head: Record,
     channels: Iterable[str],
-    late: LateWrites,
+    late: Late,
 ) -> dict[str, str | None]:
     """Keep what the channels' walks from the head need; where each of them ends."""
     ends: dict[str, str | None] = {}
@@ -109,7 +108,7 @@ def _keep_walks(
     return ends
 
 
-def _history(view: ThreadView, head: Record, channel: str, late: LateWrites) -> ChannelHistory:
+def _history(view: ThreadView, head: Record, channel: str, late: Late) -> ChannelHistory:
     """The walk of a child of the head, without the head's own writes."""
     stored = view.stored_value(head, channel)
     if stored is not None:

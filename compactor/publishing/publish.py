@@ -29,8 +29,9 @@ from logstore.errors import (
     UnavailableError,
 )
 from logstore.keys import snapshot_manifest_key
+from logstore.late import late_records
 from logstore.manifest import RunEntry, SnapshotManifest
-from logstore.reader import ManifestVersion, ThreadRead, arrived_before, late_writes, positions_of
+from logstore.reader import ManifestVersion, ThreadRead, arrived_before, positions_of
 from logstore.records import Encoding, Kind, Record, ValueRef, united
 from logstore.store import LogStore
 from logstore.tail import StartAgain, to_us
@@ -197,7 +198,8 @@ class Publisher:
             NeedsHistory: the manifest has merged some of these segments already. A job that
                 never committed did that: what else it made, the runs do not have. Or one of
                 them is a late copy, or a delete: only the runs have what lost a clash. Or a
-                write came to a checkpoint that had children: it counts for their branches too.
+                write came to a checkpoint that had children, or such a checkpoint was put anew:
+                that counts for their branches too.
         """
         if (
             self._whole
@@ -211,7 +213,7 @@ class Publisher:
             raise NeedsHistory
         view = ThreadView(old.thread_id, [*old.records, *records], scope)
         positions = positions_of(records, old.positions)
-        return ThreadRead(view, late_writes(records), {}, self._plan.listing, (), positions)
+        return ThreadRead(view, late_records(view, records), {}, self._plan.listing, (), positions)
 
     def _check_runs(self) -> None:
         """Make sure that the runs still count: a cache answers for them when they are gone.
@@ -241,7 +243,8 @@ class Publisher:
         by_key: Mapping[str, RunEntry] = {run.key: run for run in runs}
         view = ThreadView(thread_id, [*stored, *fresh])
         positions = positions_of([*stored, *fresh], {})
-        return ThreadRead(view, late_writes(fresh), by_key, self._plan.listing, (), positions)
+        late = late_records(view, fresh)
+        return ThreadRead(view, late, by_key, self._plan.listing, (), positions)
 
     def _named_by(self, old: SnapshotManifest) -> list[Record]:
         """Records of segments that another job put into the manifest and did not commit yet.
@@ -367,8 +370,11 @@ def _placed(
 
 
 def _is_below_head(record: Record, scope: HeadScope) -> bool:
-    """Whether a write is at a checkpoint that had children when the manifest was made."""
+    """Whether a write is at a checkpoint that had children when the manifest was made, or a
+    checkpoint may have been there before, with others above it."""
     ns, checkpoint_id = record.checkpoint_ns, record.checkpoint_id
+    if record.kind == Kind.CHECKPOINT:
+        return checkpoint_id < scope.head_ids.get(ns, "")
     if record.kind != Kind.WRITE or (ns, checkpoint_id) not in scope.settled:
         return False
     return checkpoint_id != scope.head_ids.get(ns)

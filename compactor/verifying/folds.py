@@ -15,6 +15,7 @@ from compactor.folding.fold import BrokenLawError, Folder, Unfoldable, typed_val
 from compactor.folding.snapshots import changed_reducer, counted_channels, parents_first
 from compactor.verifying.findings import REBUILD, RESTORE, Problem, ThreadLedger
 from logstore.errors import CorruptObjectError, ReadError
+from logstore.late import Late
 from logstore.reader import ThreadRead
 from logstore.records import Kind, Record
 from logstore.store import LogStore
@@ -46,7 +47,7 @@ class FoldCheck:
         own = [r for r in read.view.records if r.kind != Kind.SNAPSHOT]
         self._bare = ThreadView(read.view.thread_id, own)
         """The thread without the snapshots of any job; those that are folded here are added."""
-        self._decoder = store.reader.decoder(replace(read, view=self._bare, late={}))
+        self._decoder = store.reader.decoder(replace(read, view=self._bare, late=Late()))
         self._stored = store.reader.decoder(read)
 
     def run(self) -> None:
@@ -92,7 +93,7 @@ class FoldCheck:
         ns, channel = made.checkpoint_ns, made.channel or ""
         checkpoint = self._bare.ancestor(ns, made.checkpoint_id)
         if checkpoint is not None:
-            seed = walk(self._bare, checkpoint, [channel], {})[channel].seed
+            seed = walk(self._bare, checkpoint, [channel], Late())[channel].seed
             if seed is not None and seed.kind == Kind.SNAPSHOT:
                 self._bare.void_snapshot(ns, seed.checkpoint_id, channel)
         self._bare.add_snapshot(made)
@@ -148,7 +149,7 @@ class FoldCheck:
     def _fold(self, spec: ChannelSpec, checkpoint: Record, trusts: Trust) -> Record | None:
         """The channel's value entering a checkpoint; None with the reason noted."""
         try:
-            history = walk(self._bare, checkpoint, [spec.name], {}, trusts)[spec.name]
+            history = walk(self._bare, checkpoint, [spec.name], Late(), trusts)[spec.name]
         except ReadError as error:
             self._ledger.fail(
                 Problem.MISSING_RECORD, str(error), RESTORE, at=checkpoint, channel=spec.name

@@ -17,8 +17,9 @@ from logstore.analytics.spool import TailSpool
 from logstore.analytics.visibility import DeletionVectors, deletion_vectors
 from logstore.errors import MissingDataError, ObjectNotFoundError, SnapshotExpiredError
 from logstore.index import PartitionRead, read_partition
+from logstore.late import late_records
 from logstore.manifest import PartitionManifest, RunEntry
-from logstore.reader import ThreadRead, late_writes, until_stable
+from logstore.reader import ThreadRead, until_stable
 from logstore.records import Record
 from logstore.store import LogStore
 from logstore.tail import Listing, StartAgain
@@ -134,7 +135,7 @@ class PinnedPartition:
 
     def _read(self, thread_id: str, records: list[Record], fresh: list[Record]) -> ThreadRead:
         view = ThreadView(thread_id, records)
-        return ThreadRead(view, late_writes(fresh), self.files, self.listing, (), {})
+        return ThreadRead(view, late_records(view, fresh), self.files, self.listing, (), {})
 
 
 def pin(store: LogStore, partition: int, folder: Path) -> PinnedPartition:

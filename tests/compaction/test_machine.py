@@ -249,6 +249,18 @@ class SaverMachine(RuleBasedStateMachine):
                 saver.put(*self.known[at].call)
             self.touched = at
 
+    @rule(at=checkpoints, back=st.integers(0, 5))
+    def put_again_below_another(self, at: At, back: int) -> None:
+        if at not in self.known:
+            return
+        below = [a for a in self.known if (a.thread_id, a.ns) == (at.thread_id, at.ns)]
+        below = sorted(a.checkpoint_id for a in below if a.checkpoint_id < at.checkpoint_id)
+        parent = below[-1 - back] if back < len(below) else ""
+        _, *rest = self.known[at].call
+        call = (self.in_run(thread(at.thread_id, at.ns, parent)), *rest)
+        self.known[at] = replace(self.known[at], call=call)
+        self.put_again(at)
+
     def put(self, at: At, parent: At | None, extra: set[str], config: Config) -> None:
         before = self.known[parent] if parent else Known()
         found = self.model.written_before(parent.place, self.run) if parent else []
