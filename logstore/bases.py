@@ -6,8 +6,9 @@ if another process has deleted the parent, the new checkpoint is not shown eithe
 way to the store may serve too: the lane that stores the patch refuses it if that is lost.
 
 A large value whose channel has none at the parent, as when a graph stores a delta channel's value
-itself after some updates, may be made against earlier ancestors: those that were seen so lately
-that the compactor cannot have dropped anything of them, even if another process hides them now.
+itself after some updates, may be made against earlier ancestors. Those, and all writes, must have
+been seen so lately that the compactor cannot have dropped them, even if another process hides them
+now.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ _LARGE_BYTES = 256 << 10
 _FAR_BYTES = 32 << 10
 """Smaller values are made against the parent only."""
 _MAX_WAIT_S = 5.0
-_MAX_WRITE_AGE_S = 3600.0
-"""What others hide, the compactor drops a day later."""
 _MAX_ANCESTORS = 256
 _MIN_WRITE_BYTES = 1024
 _POOR_RATIO = 0.5
@@ -222,15 +221,16 @@ class Patched(NamedTuple):
     """What it was made against and is not durable yet."""
 
 
-def patch_blob(record: Record, data: bytes, ancestry: Sequence[Known]) -> Patched:
+def patch_blob(record: Record, data: bytes, ancestry: Sequence[Known], max_age_s: float) -> Patched:
     """A value as a patch against an ancestor's value and the writes since.
 
     Args:
         record: what the value belongs to.
         data: the value.
         ancestry: what is known of the parent and, for a large value, of its ancestors.
+        max_age_s: of the writes only what was seen so lately.
     """
-    base, steps = _since_last_value(record.channel or "", data, ancestry)
+    base, steps = _since_last_value(record.channel or "", data, ancestry, max_age_s)
     writes = [w for step in reversed(steps) for w in step]
     names = name_writes([[w.checksum for w in step] for step in steps]) if writes else None
     if names is None:
@@ -253,13 +253,13 @@ def patch_blob(record: Record, data: bytes, ancestry: Sequence[Known]) -> Patche
 
 
 def _since_last_value(
-    channel: str, data: bytes, ancestry: Sequence[Known]
+    channel: str, data: bytes, ancestry: Sequence[Known], max_age_s: float
 ) -> tuple[Base | None, list[list[KnownWrite]]]:
     """The nearest value of a channel, and its writes from there on, nearest ancestor first."""
     steps: list[list[KnownWrite]] = []
     for known in ancestry[: None if len(data) >= _FAR_BYTES else 1]:
         mine = (w for w in known.writes if w.channel == channel)
-        steps.append([w for w in mine if w.seen.seconds() <= _MAX_WRITE_AGE_S])
+        steps.append([w for w in mine if w.seen.seconds() <= max_age_s])
         if channel in known.values:
             return known.values[channel], steps
     return None, steps

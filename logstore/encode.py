@@ -128,7 +128,7 @@ class CheckpointCoder:
         serde: SerializerProtocol,
         stamp: Callable[[], int],
         bases: BaseCache,
-        ancestry_s: float,
+        seen_s: float,
     ) -> None:
         """Serialise with `serde`.
 
@@ -136,9 +136,10 @@ class CheckpointCoder:
             serde: how values become bytes.
             stamp: gives each record its stamp.
             bases: what is known of earlier values, to patch against.
-            ancestry_s: how lately an ancestor beyond the parent must have been seen for that.
+            seen_s: how lately a write, or an ancestor beyond the parent, must have been seen for
+                that.
         """
-        self._ancestry_s = ancestry_s
+        self._seen_s = seen_s
         self._serde = serde
         self._stamp = stamp
         self._bases = bases
@@ -159,7 +160,7 @@ class CheckpointCoder:
         run_id = _text(merged.get("run_id"))
         ancestry = [Known()]
         if target.checkpoint_id:
-            ancestry = self._bases.ancestry(target.place, self._ancestry_s)
+            ancestry = self._bases.ancestry(target.place, self._seen_s)
         parent = ancestry[0]
         stored: Future[None] = Future()
         needs: set[Future[None]] = set()
@@ -171,7 +172,7 @@ class CheckpointCoder:
                 records.append(record._replace(encoding=Encoding.EMPTY))
                 continue
             type_, data = self._dump(values[channel])
-            patched = patch_blob(record._replace(type=type_), data, ancestry)
+            patched = patch_blob(record._replace(type=type_), data, ancestry, self._seen_s)
             records.append(patched.record)
             needs |= patched.needs
             fresh[channel] = Base(channel, record.version or "", data, patched.links, stored)

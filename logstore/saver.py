@@ -336,7 +336,7 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
     @property
     def _coder(self) -> CheckpointCoder:
         store = self.store
-        return CheckpointCoder(self.serde, store.stamp, store.bases, store.ancestry_s)
+        return CheckpointCoder(self.serde, store.stamp, store.bases, store.seen_s)
 
     def _waits_for_put(self) -> bool:
         return self.durability is not Durability.BUFFERED

@@ -369,7 +369,7 @@ class LogStore:
         return self._process().reader(self.settings() or Settings())
 
     @property
-    def ancestry_s(self) -> float:
+    def seen_s(self) -> float:
         """How long after it was seen something that another process may have hidden is there.
 
         What is hidden is dropped no sooner than after the short grace. Half of it is left for

@@ -263,7 +263,7 @@ EVENTS = st.lists(
 def test_what_is_shown_keeps_its_value_in_any_order_of_events(
     events: list[tuple[str, int]],
 ) -> None:
-    with memory_place() as place:
+    with memory_place(short_grace_s=0) as place:
         model, number = Model(), 0
         for event, how in [("turn", 0), *events]:
             with place.fresh() as saver:

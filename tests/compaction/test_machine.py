@@ -116,11 +116,12 @@ class SaverMachine(RuleBasedStateMachine):
 
     checkpoints = Bundle("checkpoints")
     reserved = Bundle("reserved")
+    short_grace_s = 0.0
 
     def __init__(self) -> None:
         super().__init__()
         self.name = f"machine-{secrets.token_hex(6)}"
-        options = StoreOptions(partitions=1, short_grace_s=0, long_grace_s=0)
+        options = StoreOptions(1, short_grace_s=self.short_grace_s, long_grace_s=0)
         store = LogStore.open(self.uri, options)
         store.create()
         self.saver = LogStoreSaver(store)
@@ -514,6 +515,12 @@ def key_of(found: Any) -> tuple[str, str]:
     return (configurable["checkpoint_ns"], configurable["checkpoint_id"])
 
 
+class WithGrace(SaverMachine):
+    """Nothing that was merged or hidden goes, and values are made against writes."""
+
+    short_grace_s = 300.0
+
+
 TestSaverMachine = SaverMachine.TestCase
 TestSaverMachine.settings = settings(
     max_examples=10,
@@ -521,3 +528,5 @@ TestSaverMachine.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+TestWithGrace = WithGrace.TestCase
+TestWithGrace.settings = settings(TestSaverMachine.settings, max_examples=3)

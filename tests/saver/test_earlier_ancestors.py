@@ -110,6 +110,23 @@ def test_nothing_is_made_against_a_write_that_was_hidden_before_its_checkpoint_w
     assert value_of(place, at) == [LARGE, "after"]
 
 
+def test_nothing_is_made_against_a_write_at_the_parent_that_was_dropped_meanwhile(
+    place: Place,
+) -> None:
+    """However short the hidden grace of a job is, and although the parent itself stays."""
+    saver: LogStoreSaver = place.saver()
+    script = Script([saver])
+    last = script.chain(3)[-1]
+    of_run = {"configurable": script.config(last)["configurable"], "metadata": {"run_id": "r"}}
+    saver.put_writes(of_run, [("d", [LARGE])], "t1")
+    with place.fresh() as other:
+        other.delete_for_runs(["r"])
+    drop_what_is_hidden(place)
+    at = script.put(last, updates=("d",), values={"d": _DeltaSnapshot([LARGE, "after"])})
+    assert stored(place, at) == "raw"
+    assert value_of(place, at) == [LARGE, "after"]
+
+
 def clashing_pairs(number: int) -> list[tuple[str, str]]:
     """Pairs of writes whose names in a dictionary are the same."""
     serde = JsonPlusSerializer()
