@@ -73,7 +73,7 @@ def _knows_children(view: ThreadView, ns: str, parent: str | None) -> bool:
     """Whether all children of a checkpoint are at hand: those of the head, and of newer ones."""
     head = view.head(ns)
     if parent is None:
-        return head is None or not view.settled(head)
+        return head is None or view.scope is None or ns not in view.scope.head_ids
     record = view.ancestor(ns, parent)
     return record is not None and view.holds_whole(record)
 

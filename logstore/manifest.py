@@ -76,9 +76,7 @@ class SnapshotManifest:
                 since[(ns, channel)] = frozenset(path)
         heads = {ns: head.checkpoint_id for ns, head in self.heads.items()}
         tombstones = {(r.stamp, r.writer) for r in self.records if r.kind == "tombstone"}
-        return HeadScope(
-            since, frozenset(parents), heads, self.evicted, tombstones=frozenset(tombstones)
-        )
+        return HeadScope(since, parents, heads, self.evicted, tombstones=frozenset(tombstones))
 
     @property
     def object_keys(self) -> list[str]:

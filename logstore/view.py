@@ -31,8 +31,8 @@ class HeadScope:
     since: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     """For each namespace and delta channel: the checkpoints from the head back to the one
     that holds the channel's latest snapshot or value, whose writes are all at hand."""
-    settled: frozenset[CheckpointKey] = frozenset()
-    """The checkpoints that the manifest shows."""
+    settled: Mapping[CheckpointKey, str | None] = field(default_factory=dict)
+    """The checkpoints that the manifest shows, each with its parent."""
     head_ids: Mapping[str, str] = field(default_factory=dict)
     """For each namespace the head of the manifest, which it holds whole."""
     evicted: frozenset[int] = frozenset()
@@ -138,7 +138,7 @@ class ThreadView:
         while current is not None and current not in rooted and current in found:
             if current in path:
                 break
-            if self.scope is not None and (ns, current) in self.scope.settled:
+            if self.settled(found[current]):
                 rooted[current] = True
                 break
             path.append(current)
@@ -238,9 +238,10 @@ class ThreadView:
         return self._checkpoints[ns][max(shown)] if shown else None
 
     def settled(self, checkpoint: Record) -> bool:
-        """Whether the checkpoint comes from a manifest."""
+        """Whether the checkpoint comes from a manifest, and not from a put below another parent."""
+        parent = checkpoint.parent_checkpoint_id
         key = (checkpoint.checkpoint_ns, checkpoint.checkpoint_id)
-        return self.scope is not None and key in self.scope.settled
+        return self.scope is not None and self.scope.settled.get(key, "") == parent
 
     def holds_whole(self, checkpoint: Record) -> bool:
         """Whether all that was stored at the checkpoint is at hand.

@@ -116,6 +116,32 @@ def test_a_checkpoint_that_is_put_after_its_write_was_hidden_follows_it_no_more(
         assert_sound(place)
 
 
+@pytest.mark.parametrize("merged", [False, True], ids=["in the tail", "merged"])
+def test_a_checkpoint_that_moves_below_a_hidden_one_shows_no_parent(
+    place: Place, merged: bool
+) -> None:
+    saver = place.saver()
+    script = Script([saver])
+    line = script.chain(6)
+    last = script.put(line[-1])
+    saver.prune(["t"], newest=3)
+    place.compact(channels=D)
+    move(script, last, line[1])
+    if merged:
+        place.compact(channels=D)
+    with place.fresh() as fresh:
+        found = fresh.get_tuple(thread())
+        assert found is not None
+        assert found.parent_config is None
+        listed = [entry for entry in fresh.list(thread()) if entry.parent_config is None]
+        assert [entry.config["configurable"]["checkpoint_id"] for entry in listed] == [
+            last,
+            line[-2],
+        ]
+        assert len(rebuilt(fresh, thread(), D)["d"]) == 2
+    assert_sound(place)
+
+
 @pytest.mark.parametrize("when", ["never", "before", "after", "before and after"])
 @pytest.mark.parametrize("to", [1, 0, None], ids=["skipping one", "the first", "no parent"])
 def test_a_value_that_was_made_against_writes_of_ancestors_decodes_when_one_of_them_moves(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+from langgraph.channels.delta import DeltaChannel
 
 from logstore import LogStoreSaver
 from logstore.errors import HeadMovedError
-from tests.helpers import Place, Script, both, linear_graph, thread
+from tests.helpers import Place, Script, append, both, linear_graph, thread
 
 
 def heads(saver: LogStoreSaver) -> list[str]:
@@ -36,6 +37,16 @@ def test_a_put_below_a_checkpoint_that_was_gone_on_from_is_refused(
         assert heads(first) == [taken, *reversed(chain)]
         two._known.update(one._known)
         assert two.put(taken) == heads(first)[0]
+
+
+def test_a_second_beginning_is_refused_though_the_first_was_merged_long_ago(place: Place) -> None:
+    with place.fresh() as first, place.fresh(fence=True) as second:
+        line = Script([first])
+        last = line.chain(5)[-1]
+        place.compact(channels={"d": DeltaChannel(append, list, snapshot_frequency=1)})
+        line.put(last)
+        with pytest.raises(HeadMovedError):
+            Script([second], _serial=50).put()
 
 
 def test_the_same_put_may_be_repeated_and_a_fork_may_be_put_anywhere(place: Place) -> None:
