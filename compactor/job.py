@@ -21,6 +21,7 @@ from compactor.backlog import BatchLimit
 from compactor.cleaning.dropping import HIDDEN_GRACE_S, Dropper, threads_due
 from compactor.cleaning.sweep import SWEEP_INTERVAL_S, Sweep, Swept
 from compactor.commit import commit
+from compactor.copies import keep_copy
 from compactor.folding.channels import ChannelTable
 from compactor.folding.fold import Folder
 from compactor.keeping.tables import Keeper, KeptChange, check_keep
@@ -312,12 +313,14 @@ class PartitionJob:
         """Delete what the manifest has listed for longer than its grace.
 
         What a committed manifest lists as merged or replaced stays so: deleting it is safe
-        whoever commits next. An entry leaves the manifest only after its DELETE.
+        whoever commits next. An entry leaves the manifest only after its DELETE. A copy of the
+        manifest is stored before, so that its loss can take nothing with it.
         """
         manifest, expired = self._plan.manifest, self._plan.expired(self._grace_s)
         gone = [*expired.merged, *expired.retired, *manifest.condemned]
         runs = [key for key in expired.retired if is_run_key(key)]
         if gone:
+            keep_copy(self._store, self._plan)
             self._store.objects.delete(gone)
         report = replace(
             report,

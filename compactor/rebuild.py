@@ -8,7 +8,6 @@ meanwhile. Snapshots that it does not make again are taken back by `void` record
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,14 +27,14 @@ from compactor.publishing.digest import Digest
 from compactor.publishing.publish import Publisher, PublishResult
 from compactor.publishing.threads import by_thread
 from compactor.publishing.uploads import Uploads
+from compactor.recover import recovered_manifest
 from compactor.report import Outcome, PartitionReport
 from logstore.errors import CorruptObjectError
-from logstore.keys import run_prefix, snapshot_manifest_key
-from logstore.manifest import PartitionManifest, RunEntry, SnapshotManifest
+from logstore.keys import snapshot_manifest_key
+from logstore.manifest import PartitionManifest, SnapshotManifest
 from logstore.reader import ManifestVersion, ThreadRead, until_stable
 from logstore.records import SCHEMA, Encoding, Kind, Record, merge
 from logstore.store import LogStore, Settings
-from logstore.tail import StartAgain
 from logstore.view import ThreadView
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class RebuildJob(Job):
         return report
 
     def _begin(self, settings: Settings, partition: int) -> PartitionJob:
-        recovered = until_stable(partial(recovered_manifest, self._store, partition))
+        recovered = until_stable(partial(recovered_manifest, self._store, partition, self.id))
         if recovered is None:
             plan = until_stable(lambda: make_plan(self._store, settings, partition, self._limit))
         else:
@@ -220,50 +219,3 @@ class Rebuilder(Publisher):
 
 def _place(snapshot: Record) -> Place:
     return snapshot.checkpoint_ns, snapshot.checkpoint_id, snapshot.channel or ""
-
-
-def recovered_manifest(store: LogStore, partition: int) -> PartitionManifest | None:
-    """A partition manifest made of the runs that there are, if the one in place is lost.
-
-    It is lost if it cannot be read, does not exist although runs do, or is older than a run:
-    a run of the generation after next was made when a newer manifest existed. Runs that were
-    replaced, or never committed, hold records that are in others too; merging is a set union.
-
-    Returns:
-        The manifest, or None if the one in place is sound.
-
-    Raises:
-        CorruptObjectError: a run cannot be read, so it is not known whether it counts.
-        StartAgain: a job deleted a run meanwhile.
-    """
-    try:
-        manifest, etag = store.reader.partition_manifest(partition)
-        named = {run.key for run in manifest.runs} | manifest.retired.keys()
-        newest = -1 if etag is None else manifest.generation + 1
-    except CorruptObjectError as error:
-        logger.warning("%s; it is made anew", error)
-        named, newest, etag = set(), -1, manifest_etag(store, partition)
-    listed = [i for page in store.objects.list(run_prefix(partition)) for i in page.objects]
-    unnamed = [store.runs.describe(i.key, i.size) for i in listed if i.key not in named]
-    if not unnamed and newest < 0:
-        return PartitionManifest(partition) if etag else None
-    if max((run.generation for run in unnamed), default=-1) <= newest:
-        return None
-    if manifest_etag(store, partition) != etag:
-        raise StartAgain
-    runs = _apart([store.runs.describe(info.key, info.size) for info in listed])
-    generation = max(run.generation for run in runs)
-    return PartitionManifest(partition, generation=generation, runs=runs)
-
-
-def _apart(runs: Sequence[RunEntry]) -> tuple[RunEntry, ...]:
-    """Runs, with those of one place in one sequence on their own.
-
-    A run that was written anew alone has the place of the one that it replaced; of both together
-    no sorted sequence can be made.
-    """
-    places = Counter((run.sequence, run.part) for run in runs)
-    return tuple(
-        run if places[(run.sequence, run.part)] == 1 else replace(run, sequence="", part=0)
-        for run in runs
-    )

@@ -20,6 +20,7 @@ STORE_JSON = "store.json"
 LOG = "log"
 RUNS = "runs"
 MANIFESTS = "manifests"
+COPIES = "copies"
 SNAPSHOTS = "snapshots"
 VALUES = "values"
 TABLES = "tables"
@@ -137,6 +138,11 @@ def is_run_key(key: str) -> bool:
 def partition_manifest_key(partition: int) -> str:
     """The key of a partition manifest."""
     return f"{MANIFESTS}/{_partition(partition)}"
+
+
+def manifest_copy_key(partition: int) -> str:
+    """The key of the copy of a partition manifest."""
+    return f"{COPIES}/{_partition(partition)}"
 
 
 def values_prefix(partition: int) -> str:

@@ -52,7 +52,8 @@ class SnapshotManifest:
     has seen, and hides."""
     heads: Mapping[str, NamespaceHead] = field(default_factory=dict)
     evicted: frozenset[int] = frozenset()
-    """The hashes of the namespaces that were left out because there are too many."""
+    """The hashes of the namespaces that were left out because there are too many, or because
+    all their checkpoints are hidden."""
     records: tuple[Record, ...] = ()
     retired: Mapping[str, float] = field(default_factory=dict)
     """The keys of snapshot objects that no longer count, and since when."""

@@ -42,6 +42,10 @@ class HeadScope:
     blind: bool = False
     """Whether nothing may be answered from the records at hand."""
 
+    def has_evicted(self, ns: str) -> bool:
+        """Whether the manifest does not hold a namespace that exists."""
+        return bool(self.evicted) and name_hash(ns) in self.evicted
+
 
 class ThreadView:
     """A thread's visible checkpoints, values, writes and snapshots."""
@@ -229,9 +233,7 @@ class ThreadView:
         """
         scope = self.scope
         if scope is not None and (
-            scope.blind
-            or (scope.evicted and name_hash(ns) in scope.evicted)
-            or (ns, scope.head_ids.get(ns)) in self._hidden
+            scope.blind or scope.has_evicted(ns) or (ns, scope.head_ids.get(ns)) in self._hidden
         ):
             raise NeedsHistory
         shown = self._shown(ns)
@@ -250,7 +252,9 @@ class ThreadView:
         is newer than the head is in the tail; an older one may have been merged before.
         """
         ns, checkpoint_id = checkpoint.checkpoint_ns, checkpoint.checkpoint_id
-        return self.scope is None or checkpoint_id >= self.scope.head_ids.get(ns, "")
+        if self.scope is None:
+            return True
+        return checkpoint_id >= self.scope.head_ids.get(ns, "") and not self.scope.has_evicted(ns)
 
     def visible(self) -> Iterator[Record]:
         """All that shows: the shown checkpoints, what was stored at them, and their values.
@@ -401,7 +405,7 @@ class ThreadView:
         scope = self.scope
         if scope is None or checkpoint_id in scope.since.get((ns, channel), ()):
             return True
-        return checkpoint_id > scope.head_ids.get(ns, "")
+        return checkpoint_id > scope.head_ids.get(ns, "") and not scope.has_evicted(ns)
 
 
 def _in_order(writes: Iterable[Record]) -> list[Record]:

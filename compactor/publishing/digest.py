@@ -59,11 +59,13 @@ def digest(view: ThreadView, late: Late, table: ChannelTable, old: SnapshotManif
 
 
 def _choose_namespaces(view: ThreadView, old: SnapshotManifest) -> tuple[list[str], frozenset[int]]:
-    """The root and the namespaces with the newest heads; the rest is only remembered."""
+    """The root and the namespaces with the newest heads; the rest is only remembered, and so are
+    those of which nothing is shown: a put may show some of it again."""
     found = view.namespaces()
     newest = sorted(found, key=lambda ns: (ns == "", max(view.checkpoint_ids(ns))), reverse=True)
     chosen, rest = newest[:MAX_NAMESPACES], newest[MAX_NAMESPACES:]
-    hashes = {name_hash(ns) for ns in rest}
+    hidden = {ns for ns, _ in view.hidden()}.difference(found)
+    hashes = {name_hash(ns) for ns in (*rest, *hidden)}
     if not view.complete:
         # A namespace may return from its eviction only with all of its records.
         if any(name_hash(ns) in old.evicted for ns in found):

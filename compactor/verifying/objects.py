@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from compactor.copies import is_older, read_copy
 from compactor.lost import lost_manifest
 from compactor.plan import manifest_etag
 from compactor.verifying.findings import REBUILD, RESTORE, Checked, Finding, Problem
 from logstore.errors import CorruptObjectError, FormatError, ObjectNotFoundError
 from logstore.keys import (
+    COPIES,
     LOG,
     MANIFESTS,
     RUNS,
@@ -33,7 +35,7 @@ from logstore.store import LogStore, Settings
 from logstore.tail import Listing, StartAgain
 
 _KEY = re.compile(
-    rf"{STORE_JSON}|probe/[^/]+|{MANIFESTS}/partition=(?P<manifest>\d{{4}})"
+    rf"{STORE_JSON}|probe/[^/]+|(?:{MANIFESTS}|{COPIES})/partition=(?P<manifest>\d{{4}})"
     rf"|(?:{LOG}|{RUNS}|{SNAPSHOTS}|{VALUES}|{TABLES})/partition=(?P<folder>\d{{4}})/.+"
 )
 
@@ -125,12 +127,21 @@ class _ObjectCheck:
     def _manifest(self) -> tuple[PartitionManifest, str | None]:
         partition = self._found.partition
         try:
-            return self._store.reader.partition_manifest(partition)
+            found = self._store.reader.partition_manifest(partition)
+            self._copy(found[0])
+            return found
         except CorruptObjectError as error:
             self._found.manifest_is_broken = True
             key = partition_manifest_key(partition)
             self._say(Problem.UNREADABLE, key, str(error), REBUILD)
             return PartitionManifest(partition), manifest_etag(self._store, partition)
+
+    def _copy(self, manifest: PartitionManifest) -> None:
+        """The copy of the manifest. That it cannot be read is mended by the next job."""
+        copy, _ = read_copy(self._store, manifest.partition)
+        if copy is not None and copy.generation > manifest.generation:
+            key = partition_manifest_key(manifest.partition)
+            self._say(Problem.STALE_MANIFEST, key, is_older(manifest, copy), REBUILD)
 
     # -- the log -------------------------------------------------------------------
 

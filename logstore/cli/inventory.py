@@ -7,11 +7,11 @@ from typing import Any
 
 from logstore.cli.catalog import Catalog
 from logstore.errors import LogStoreError
-from logstore.keys import LOG, MANIFESTS, RUNS, SNAPSHOTS, TABLES, VALUES
+from logstore.keys import COPIES, LOG, MANIFESTS, RUNS, SNAPSHOTS, TABLES, VALUES
 from logstore.objects.base import ObjectStore
 from logstore.store import LogStore, Settings
 
-KINDS = (LOG, RUNS, VALUES, MANIFESTS, SNAPSHOTS, TABLES)
+KINDS = (LOG, RUNS, VALUES, MANIFESTS, COPIES, SNAPSHOTS, TABLES)
 
 
 @dataclass(slots=True)

@@ -88,10 +88,10 @@ def test_what_a_job_has_stored_and_not_committed_may_go_and_nothing_else(place: 
             assert_like(place, model)
     assert_like(place, model)
     settled = settled_count(place)
-    # store.json, two manifests, the runs, and the large value, which is stored once.
+    # store.json, two manifests, a copy, the runs, and the large value, which is stored once.
     runs = len(place.keys("runs/"))
     assert len(place.keys("values/")) == 1
-    assert settled == 4 + runs + len(place.keys("log/")) + len(place.keys("probe/"))
+    assert settled == 5 + runs + len(place.keys("log/")) + len(place.keys("probe/"))
     assert_like(place, model)
 
 

@@ -433,7 +433,8 @@ class SaverMachine(RuleBasedStateMachine):
     def manifests(self) -> list[str]:
         objects = MemoryObjectStore(self.name)
         keys = [i.key for page in objects.list("") for i in page.objects]
-        return sorted(k for k in keys if k.endswith("/manifest") or k.startswith("manifests/"))
+        ends, begins = "/manifest", ("manifests/", "copies/")
+        return sorted(k for k in keys if k.endswith(ends) or k.startswith(begins))
 
     def reopen(self) -> None:
         self.saver.close()

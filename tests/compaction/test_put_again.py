@@ -116,6 +116,25 @@ def test_a_checkpoint_that_is_put_after_its_write_was_hidden_follows_it_no_more(
         assert_sound(place)
 
 
+def test_checkpoints_of_a_hidden_namespace_that_are_put_again_have_the_writes_of_their_run(
+    place: Place,
+) -> None:
+    saver = place.saver()
+    script = Script([saver])
+    line = [script.put(run_id="r")]
+    config = {**script.config(line[0]), "metadata": {"run_id": "r"}}
+    saver.put_writes(config, [("d", ["of the run"])], "t1")
+    line.append(script.put(line[0], run_id="r"))
+    before = rebuilt(saver, thread(), D)
+    saver.delete_for_runs(["r"])
+    place.compact(channels=D)
+    for at in reversed(line):
+        script.again(at)
+        with place.fresh() as fresh:
+            assert rebuilt(fresh, thread(), D) == before
+    assert_sound(place)
+
+
 @pytest.mark.parametrize("merged", [False, True], ids=["in the tail", "merged"])
 def test_a_checkpoint_that_moves_below_a_hidden_one_shows_no_parent(
     place: Place, merged: bool

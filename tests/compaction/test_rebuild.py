@@ -13,10 +13,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from compactor import Outcome, Report
 from compactor.folding.channels import default_serde, table_of
-from compactor.rebuild import RebuildJob, recovered_manifest
+from compactor.rebuild import RebuildJob
+from compactor.recover import recovered_manifest
 from compactor.verifying.verify import verify
 from logstore.errors import CorruptObjectError
-from logstore.keys import partition_manifest_key
+from logstore.keys import manifest_copy_key, partition_manifest_key
 from logstore.records import Encoding, Record
 from tests.compaction.damage import (
     change_runs,
@@ -149,6 +150,14 @@ DAMAGE: dict[str, Callable[[Place], object]] = {
     "snapshots cannot be read": lambda p: change_runs(p, unreadable_snapshots),
     "the partition's manifest is gone": lambda p: remove(p, partition_manifest_key(0)),
     "the partition's manifest is damaged": lambda p: flip(p, partition_manifest_key(0)),
+    "the partition's manifest and its copy are gone": lambda p: remove(
+        p, partition_manifest_key(0), manifest_copy_key(0)
+    ),
+    "the partition's manifest and its copy are damaged": lambda p: (
+        flip(p, partition_manifest_key(0)),
+        flip(p, manifest_copy_key(0)),
+    ),
+    "the copy of the partition's manifest is damaged": lambda p: flip(p, manifest_copy_key(0)),
     "everything derived is gone": lambda p: (
         manifests_gone(p),
         objects_gone(p),
@@ -244,9 +253,9 @@ def test_runs_that_were_rewritten_are_told_from_those_that_replaced_them(
         place.compact(channels=D)
         saver.delete_thread("b")
     place.compact(channels=D)
-    remove(place, partition_manifest_key(0))
+    remove(place, partition_manifest_key(0), *place.keys("copies/"))
     with place.store() as store:
-        recovered = recovered_manifest(store, 0)
+        recovered = recovered_manifest(store, 0, "job")
     assert recovered is not None
     sequences = [run.sequence or run.key for run in recovered.runs]
     assert len(set(sequences)) == len(sequences) == 3, "one after the other they are not sorted"
