@@ -113,7 +113,8 @@ class _Recovery:
                 self._partition,
             )
             return None
-        return base
+        left_over = dict.fromkeys(run.key for run in self._unnamed_by(base))
+        return replace(base, retired={**base.retired, **left_over})
 
     def _unknown_to(self, base: PartitionManifest) -> set[Position]:
         """Segments of which only a newer run tells: someone has deleted them from the log."""

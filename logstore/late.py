@@ -50,8 +50,8 @@ def _moved(
 ) -> Iterator[CheckpointKey]:
     if view.scope is not None:
         # What a manifest does not hold may have been there before all the same.
-        heads, settled = view.scope.head_ids, view.scope.settled
-        yield from (key for key in put if key[1] < heads.get(key[0], "") and key not in settled)
+        scope = view.scope
+        yield from (key for key in put if scope.may_lack(*key) and key not in scope.settled)
     for record in view.records if view.has_repetitions else ():
         key = (record.checkpoint_ns, record.checkpoint_id)
         if record.kind != Kind.CHECKPOINT or (record.stamp, record.writer) in put.get(key, (None,)):

@@ -35,6 +35,8 @@ class NamespaceHead:
     channels: Mapping[str, str | None]
     """For each delta channel: the checkpoint at which its latest snapshot or value lies, so
     that its writes from there to the head are in the manifest; None for all from the root."""
+    newest: str = ""
+    """The greatest checkpoint id that was merged, if that is a hidden one."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ class SnapshotManifest:
                 since[(ns, channel)] = frozenset(path)
         heads = {ns: head.checkpoint_id for ns, head in self.heads.items()}
         tombstones = {(r.stamp, r.writer) for r in self.records if r.kind == "tombstone"}
-        return HeadScope(since, parents, heads, self.evicted, tombstones=frozenset(tombstones))
+        newest = {ns: max(head.newest, head.checkpoint_id) for ns, head in self.heads.items()}
+        return HeadScope(
+            since, parents, newest, heads, self.evicted, tombstones=frozenset(tombstones)
+        )
 
     @property
     def object_keys(self) -> list[str]:
@@ -97,7 +102,10 @@ class SnapshotManifest:
                 "job": self.job,
                 "merged": dict(self.merged),
                 "positions": dict(self.positions),
-                "heads": {ns: [h.checkpoint_id, dict(h.channels)] for ns, h in self.heads.items()},
+                "heads": {
+                    ns: [h.checkpoint_id, dict(h.channels), h.newest]
+                    for ns, h in self.heads.items()
+                },
                 "evicted": sorted(self.evicted),
                 "fields": list(Record._fields),
                 "records": [list(r) for r in self.records],
@@ -129,7 +137,7 @@ class SnapshotManifest:
             job=doc["job"],
             merged=doc["merged"],
             positions=doc["positions"],
-            heads={ns: NamespaceHead(head, chans) for ns, (head, chans) in doc["heads"].items()},
+            heads={ns: NamespaceHead(*head) for ns, head in doc["heads"].items()},
             evicted=frozenset(doc["evicted"]),
             records=records,
             retired=doc["retired"],

@@ -33,6 +33,8 @@ class HeadScope:
     that holds the channel's latest snapshot or value, whose writes are all at hand."""
     settled: Mapping[CheckpointKey, str | None] = field(default_factory=dict)
     """The checkpoints that the manifest shows, each with its parent."""
+    newest: Mapping[str, str] = field(default_factory=dict)
+    """For each namespace the greatest checkpoint id that was merged, shown or not."""
     head_ids: Mapping[str, str] = field(default_factory=dict)
     """For each namespace the head of the manifest, which it holds whole."""
     evicted: frozenset[int] = frozenset()
@@ -41,6 +43,12 @@ class HeadScope:
     """The stamps and writers of the tombstones that the manifest took into account."""
     blind: bool = False
     """Whether nothing may be answered from the records at hand."""
+
+    def may_lack(self, ns: str, checkpoint_id: str) -> bool:
+        """Whether something of a checkpoint may have been merged that the manifest lacks."""
+        is_merged = checkpoint_id <= self.newest.get(ns, "")
+        is_head = checkpoint_id == self.head_ids.get(ns)
+        return (is_merged and not is_head) or self.has_evicted(ns)
 
     def has_evicted(self, ns: str) -> bool:
         """Whether the manifest does not hold a namespace that exists."""
@@ -248,13 +256,11 @@ class ThreadView:
     def holds_whole(self, checkpoint: Record) -> bool:
         """Whether all that was stored at the checkpoint is at hand.
 
-        A manifest holds its heads whole; of their ancestors only what a walk needs. One that
-        is newer than the head is in the tail; an older one may have been merged before.
+        A manifest holds its heads whole; of others only what a walk needs. One that is newer
+        than all that was merged is in the tail.
         """
         ns, checkpoint_id = checkpoint.checkpoint_ns, checkpoint.checkpoint_id
-        if self.scope is None:
-            return True
-        return checkpoint_id >= self.scope.head_ids.get(ns, "") and not self.scope.has_evicted(ns)
+        return self.scope is None or not self.scope.may_lack(ns, checkpoint_id)
 
     def visible(self) -> Iterator[Record]:
         """All that shows: the shown checkpoints, what was stored at them, and their values.
@@ -405,7 +411,7 @@ class ThreadView:
         scope = self.scope
         if scope is None or checkpoint_id in scope.since.get((ns, channel), ()):
             return True
-        return checkpoint_id > scope.head_ids.get(ns, "") and not scope.has_evicted(ns)
+        return checkpoint_id > scope.newest.get(ns, "") and not scope.has_evicted(ns)
 
 
 def _in_order(writes: Iterable[Record]) -> list[Record]:

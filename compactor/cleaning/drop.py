@@ -103,10 +103,6 @@ class _Hidden:
         """Whether a checkpoint or write was hidden long enough ago."""
         return any(t.hides(record) for t in self._due)
 
-    def goes(self, checkpoint: Record) -> bool:
-        """Whether a checkpoint goes."""
-        return _key(checkpoint) in self._gone
-
     def can_go(self, record: Record) -> bool:
         """Whether nothing that stays needs the record, or a seed takes its place."""
         if record.kind == Kind.SNAPSHOT and _key(record) in self._roots:
@@ -139,10 +135,10 @@ class _Obstacles:
                         f"{boundary.checkpoint_id} is rebuilt from hidden checkpoints and has no "
                         "snapshot there; name its reducer with --graph or --config"
                     )
-            for channel in self._written_late(boundary, hidden):
+            for channel in self._written_late(boundary):
                 return (
                     f"{boundary.checkpoint_ns or 'root'}: {channel} has no version at checkpoint "
-                    f"{boundary.checkpoint_id}, and a late write at a hidden ancestor of it"
+                    f"{boundary.checkpoint_id}, and a late write at an ancestor of it"
                 )
             if self._takes_tasks_from_parent(boundary):
                 return (
@@ -159,17 +155,21 @@ class _Obstacles:
             return False
         return self._is_delta(boundary, channel)
 
-    def _written_late(self, boundary: Record, hidden: _Hidden) -> Iterator[str]:
-        """Delta channels that have writes below a boundary which it was put without."""
+    def _written_late(self, boundary: Record) -> Iterator[str]:
+        """Delta channels that have writes below a boundary which it was put without.
+
+        Below the hidden ancestors there may be shown ones, which it is cut off from as well.
+        """
         view, ns = self._view, boundary.checkpoint_ns
         versions = view.versions(boundary)
-        child = boundary
+        child, seen = boundary, {boundary.checkpoint_id}
         parent = view.ancestor(ns, boundary.parent_checkpoint_id or "")
-        while parent is not None and hidden.goes(parent):
+        while parent is not None and parent.checkpoint_id not in seen:
             for write in view.writes_before(child):
                 channel = write.channel or ""
                 if channel not in versions and self._is_delta(boundary, channel):
                     yield channel
+            seen.add(parent.checkpoint_id)
             child, parent = parent, view.ancestor(ns, parent.parent_checkpoint_id or "")
 
     def _is_delta(self, boundary: Record, channel: str) -> bool:

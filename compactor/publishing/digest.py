@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from compactor.folding.channels import ChannelTable
 from compactor.folding.snapshots import COUNTERS, counted_channels
@@ -55,7 +55,23 @@ def digest(view: ThreadView, late: Late, table: ChannelTable, old: SnapshotManif
         kept.keep_head(head)
         heads[ns] = NamespaceHead(head.checkpoint_id, _keep_walks(kept, view, head, channels, late))
     kept.keep_loose_writes(old)
-    return Digest(heads, kept.records(), evicted)
+    return Digest(_newest_above(heads, view, old), kept.records(), evicted)
+
+
+def _newest_above(
+    heads: Mapping[str, NamespaceHead], view: ThreadView, old: SnapshotManifest
+) -> dict[str, NamespaceHead]:
+    """The heads, each with the greatest id above it of a checkpoint that a put may show again."""
+    newest = dict.fromkeys(heads, "")
+    if not view.complete:
+        newest.update({ns: head.newest for ns, head in old.heads.items()})
+    for r in view.records:
+        if r.kind == Kind.CHECKPOINT and r.checkpoint_ns in newest:
+            newest[r.checkpoint_ns] = max(newest[r.checkpoint_ns], r.checkpoint_id)
+    return {
+        ns: replace(head, newest=newest[ns]) if newest[ns] > head.checkpoint_id else head
+        for ns, head in heads.items()
+    }
 
 
 def _choose_namespaces(view: ThreadView, old: SnapshotManifest) -> tuple[list[str], frozenset[int]]:

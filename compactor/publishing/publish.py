@@ -374,7 +374,7 @@ def _is_below_head(record: Record, scope: HeadScope) -> bool:
     checkpoint may have been there before, with others above it."""
     ns, checkpoint_id = record.checkpoint_ns, record.checkpoint_id
     if record.kind == Kind.CHECKPOINT:
-        return checkpoint_id < scope.head_ids.get(ns, "")
+        return scope.may_lack(ns, checkpoint_id)
     if record.kind != Kind.WRITE or (ns, checkpoint_id) not in scope.settled:
         return False
     return checkpoint_id != scope.head_ids.get(ns)

@@ -119,6 +119,21 @@ def test_what_was_merged_since_the_copy_is_merged_again(place: Place) -> None:
         assert rebuilt(fresh, thread(), D) == before
 
 
+def test_runs_of_what_is_done_again_retire(place: Place) -> None:
+    saver = place.saver()
+    script = Script([saver])
+    last = script.chain(5)[-1]
+    for _ in range(3):
+        script.write(last, "more")
+        last = script.put(last)
+        place.compact(channels=D)
+    remove(place, partition_manifest_key(0))
+    rebuild(place)
+    with place.store() as store:
+        manifest = store.reader.partition_manifest(0)[0]
+    assert {*(run.key for run in manifest.runs), *manifest.retired} == set(place.keys("runs/"))
+
+
 def test_records_of_which_only_a_newer_run_tells_are_not_lost(place: Place) -> None:
     saver = place.saver()
     script = Script([saver])

@@ -154,6 +154,21 @@ def test_a_late_write_to_a_channel_that_the_boundary_lacks_keeps_what_is_below(
     assert "late write" in "".join(status.partitions[0].hidden.values())
 
 
+def test_a_late_write_below_the_hidden_checkpoints_keeps_them_too(place: Place) -> None:
+    channels = {**CHANNELS, "e": DeltaChannel(append, snapshot_frequency=1000)}
+    with place.fresh() as saver:
+        script = Script([saver])
+        first = script.put(script.put())
+        last = script.put(script.put(first, run_id="r"))
+        script.write(first, "late", to="e", task="late")
+        saver.delete_for_runs(["r"])
+        assert drop(place, channels=channels) == 0
+    with place.fresh() as saver:
+        history = saver.get_delta_channel_history(config=thread(), channels=["e"])["e"]
+        assert [value for _, _, value in history["writes"]] == [["late"]]
+        assert ids(saver)[0] == last
+
+
 def test_a_thread_with_waiting_segments_is_left_to_a_later_job(place: Place) -> None:
     with place.fresh() as saver:
         script = Script([saver])

@@ -135,6 +135,27 @@ def test_checkpoints_of_a_hidden_namespace_that_are_put_again_have_the_writes_of
     assert_sound(place)
 
 
+def test_a_hidden_checkpoint_above_the_head_that_is_put_again_has_all_its_writes(
+    place: Place,
+) -> None:
+    saver = place.saver()
+    script = Script([saver])
+    script.chain(2)
+    last = script.put(script.put(), run_id="r")
+    saver.delete_for_runs(["r"])
+    script.write(last, "after")
+    place.compact(channels=D)
+    script.again(last)
+    for _ in range(2):
+        with place.fresh() as fresh:
+            found = fresh.get_tuple(thread())
+            assert found is not None
+            assert found.config["configurable"]["checkpoint_id"] == last
+            assert [value for _, _, value in found.pending_writes or ()] == [["after"]]
+        place.compact(channels=D)
+    assert_sound(place)
+
+
 @pytest.mark.parametrize("merged", [False, True], ids=["in the tail", "merged"])
 def test_a_checkpoint_that_moves_below_a_hidden_one_shows_no_parent(
     place: Place, merged: bool
