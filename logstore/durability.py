@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -10,6 +9,7 @@ from cachetools import LRUCache
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 
 from logstore.errors import InvalidOptionError
+from logstore.forks import fork_safe_lock
 
 _REMEMBERED = 65_536
 
@@ -49,7 +49,7 @@ class SpecialWrites:
 
     def __init__(self) -> None:
         """Remember nothing."""
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._seen: LRUCache[tuple[str, str, str], None] = LRUCache(_REMEMBERED)
 
     def must_wait(self, key: tuple[str, str, str], channels: Iterable[str]) -> bool:

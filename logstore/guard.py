@@ -9,7 +9,6 @@ from a whole list as it would from a snapshot.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, cast
 
@@ -27,6 +26,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from logstore.config import ChannelMode
 from logstore.errors import CheckpointModeMismatchError
+from logstore.forks import fork_safe_lock
 from logstore.modes import MODE_KEY, freeze, is_delta
 
 _KNOWN_CHECKPOINTS = 4096
@@ -63,7 +63,7 @@ class ModeSaver(BaseCheckpointSaver[Any]):
     def __init__(self, saver: BaseCheckpointSaver[Any], mode: ChannelMode) -> None:
         """Wrap a saver; most callers want `with_mode`."""
         self.mode = mode
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._full: LRUCache[_Address, bool] = LRUCache(_KNOWN_CHECKPOINTS)
         self._wrap(saver)
 

@@ -7,7 +7,6 @@ and stays.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
@@ -17,6 +16,7 @@ from cachetools import LRUCache
 from logstore.bases import Place
 from logstore.copying import ThreadCopy
 from logstore.errors import DeletedCheckpointError, InvalidOptionError, ThreadExistsError
+from logstore.forks import fork_safe_lock
 from logstore.index import StoreIndex
 from logstore.prune import prune_tombstone
 from logstore.reader import ThreadRead, until_stable
@@ -35,7 +35,7 @@ class DeletedCheckpoints:
 
     def __init__(self) -> None:
         """Remember nothing."""
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._places: LRUCache[Place, None] = LRUCache(_REMEMBERED)
 
     def remember(self, places: Iterable[Place]) -> None:

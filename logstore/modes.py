@@ -7,7 +7,6 @@ compiled into graphs and marked nowhere. Neither is taken from a request's confi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast, get_args
 
@@ -16,6 +15,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from logstore.config import DEFAULT_SNAPSHOT_FREQUENCY, ChannelMode
 from logstore.errors import CheckpointModeReconfigurationError, InvalidOptionError
+from logstore.forks import fork_safe_lock
 
 MODE_KEY = "deerflow_checkpoint_channel_mode"
 """Where a delta checkpoint's metadata says so; absence means full."""
@@ -33,7 +33,7 @@ class FrozenMode(NamedTuple):
 
 
 class _Process:
-    lock = threading.Lock()
+    lock = fork_safe_lock()
     mode: ChannelMode | None = None
     snapshot_frequency: int | None = None
 
