@@ -36,17 +36,31 @@ class DeletedCheckpoints:
     def __init__(self) -> None:
         """Remember nothing."""
         self._lock = fork_safe_lock()
-        self._places: LRUCache[Place, None] = LRUCache(_REMEMBERED)
+        self._places: LRUCache[Place, int] = LRUCache(_REMEMBERED)
+        self._deletes = 0
+
+    @property
+    def deletes(self) -> int:
+        """How many deletes there were."""
+        return self._deletes
 
     def remember(self, places: Iterable[Place]) -> None:
         """Their thread was deleted."""
         with self._lock:
-            self._places.update(dict.fromkeys(places))
+            self._deletes += 1
+            self._places.update(dict.fromkeys(places, self._deletes))
 
-    def revive(self, place: Place) -> None:
-        """It is put anew, as when a thread is imported again."""
+    def revive(self, place: Place, deletes: int | None = None) -> None:
+        """It is there again: it was put anew, or copied, here or by another process.
+
+        Args:
+            place: the checkpoint.
+            deletes: how many deletes there were before the read that shows it; None if it is
+                certain that it came after all of them.
+        """
         with self._lock:
-            self._places.pop(place, None)
+            if deletes is None or self._places.get(place, 0) <= deletes:
+                self._places.pop(place, None)
 
     def check(self, place: Place) -> None:
         """Refuse to go on from a deleted checkpoint.
@@ -168,6 +182,8 @@ class Maintenance:
             )
         for records in ThreadCopy(self._store, read, target).parts():
             self._store.write(target, records)
+        for _, ns, checkpoint_id in _places(read.view):
+            self.deleted.revive((target, ns, checkpoint_id))
 
     # -- parts -------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from langgraph.checkpoint.base import (
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
+    CheckpointTuple,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
@@ -312,6 +313,20 @@ class LogStoreSaver(CheckpointReads, ThreadUpkeep):
             encoded = self._coder.write_records(target, config, dumped, task_id, task_path)
             waited = self._waits_for_writes(target, writes)
             await self._asettle(self._write(encoded, waited=waited))
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Read a checkpoint: the one that the config names, or the thread's latest.
+
+        Raises:
+            ReadError: not all of it can be reached.
+            CorruptObjectError: a stored object is damaged.
+        """
+        deleted = self._maintenance.deleted
+        deletes = deleted.deletes
+        found = super().get_tuple(config)
+        if found is not None and deletes:
+            deleted.revive(Target.of(found.config).place, deletes)
+        return found
 
     def _encode_put(
         self,

@@ -376,6 +376,28 @@ def test_a_call_that_names_a_deleted_checkpoint_is_refused_where_it_is_known(pla
         assert ids(saver) == [anew]
 
 
+@pytest.mark.parametrize("by_another", [False, True])
+def test_a_copy_that_took_the_place_of_a_deleted_thread_goes_on(
+    place: Place, by_another: bool
+) -> None:
+    with place.fresh() as saver, place.fresh() as other:
+        script = Script([saver])
+        chain = script.chain(3)
+        saver.copy_thread("t", "copy")
+        saver.delete_thread("copy")
+        (other if by_another else saver).copy_thread("t", "copy")
+        channels = {"d": DeltaChannel(append, list)}
+        copy = Script([saver], "copy", _serial=50, _known=dict(script._known))
+        if by_another:
+            with pytest.raises(DeletedCheckpointError):
+                copy.put(chain[-1])
+            assert saver.get_tuple(thread("copy")) is not None
+        copy.write(chain[-1], "more")
+        last = copy.put(chain[-1])
+        assert ids(saver, "copy") == [last, *reversed(chain)]
+        assert rebuilt(saver, thread("copy"), channels)["d"][-1] == "more"
+
+
 def test_a_deleted_thread_can_be_imported_again_with_its_old_ids(place: Place) -> None:
     with place.fresh() as saver:
         script = Script([saver])
