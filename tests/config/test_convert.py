@@ -235,6 +235,35 @@ def test_a_pruned_thread_is_converted_and_stays_pruned(
         assert say(full, "on")["messages"][:-2] == expected[0]["values"]["messages"]
 
 
+@pytest.mark.parametrize("newest", [1, 2, 4])
+def test_a_thread_of_which_hidden_rows_were_dropped_is_converted(newest: int) -> None:
+    def dropped(place: Place) -> int:
+        jobs = [
+            place.compact(graph=operator_graph(1000), frequency=2, hidden_grace_s=0)
+            for _ in range(2)
+        ]
+        return sum(job.total("rows_dropped") for job in jobs)
+
+    with memory_place(short_grace_s=0) as place:
+        say(process(place.saver(), "delta", 1000), "a", "b", "c")
+        place.saver().prune(["t"], newest=newest)
+        assert dropped(place) > 0
+        expected = shown(process(place.saver(), "delta", 1000))
+        assert len(expected) == newest
+        (done,) = convert_to_full(place.saver(), "t")
+        assert done.checkpoints == newest
+        for _ in range(2):
+            with place.fresh() as saver:
+                full = process(saver, "full")
+                assert shown(full) == expected
+            place.saver().prune(["t"], newest=newest)
+            dropped(place)
+        with place.fresh() as saver:
+            live = say(process(saver, "full"), "on")
+            assert live["messages"][:-2] == expected[0]["values"]["messages"]
+        assert values(place, "full") == live
+
+
 class Killed(RuntimeError):
     """The process ends here."""
 
