@@ -342,6 +342,20 @@ class Tombstone(NamedTuple):
         least = "" if self.keep is None else self.keep.get(record.checkpoint_ns)
         return least is None or record.checkpoint_id < least
 
+    def hides_all_of(self, other: Tombstone) -> bool:
+        """Whether it hides each checkpoint that another one hides, of those that both have seen."""
+        mine, singles = self.keep, self.checkpoints or frozenset()
+        if mine is None:
+            return False
+        if any(
+            ns in mine and id_ >= mine[ns] and (ns, id_) not in singles
+            for ns, id_ in other.checkpoints or ()
+        ):
+            return False
+        return other.keep is None or all(
+            ns in other.keep and least >= other.keep[ns] for ns, least in mine.items()
+        )
+
     def to_json(self) -> str:
         """The tombstone's `cover` column."""
         doc: dict[str, object] = {"positions": dict(self.positions)}
@@ -408,8 +422,8 @@ def joined(tombstones: Iterable[Tombstone]) -> list[Tombstone]:
 def without_superseded(tombstones: Iterable[Record]) -> list[Record]:
     """The tombstones without those that hide nothing which a later prune does not hide.
 
-    Whoever prunes has read what is hidden already, and sees to it that his tombstone hides
-    it too. Hidden writes are only in the tombstone that names their run.
+    What they hide may have been dropped, and a copy of it may still arrive: that nothing of it
+    is stored is no reason. Hidden writes are only in the tombstone that names their run.
     """
     read = [(record, Tombstone.from_record(record)) for record in tombstones]
     prunes = [own for _, own in read if own.keep is not None]
@@ -418,5 +432,7 @@ def without_superseded(tombstones: Iterable[Record]) -> list[Record]:
         for record, own in read
         if own.is_whole
         or own.runs is not None
-        or not any(other is not own and other.sees(record) for other in prunes)
+        or not any(
+            other is not own and other.sees(record) and other.hides_all_of(own) for other in prunes
+        )
     ]

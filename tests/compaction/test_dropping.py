@@ -13,7 +13,7 @@ from langgraph.channels.delta import DeltaChannel
 from compactor.commands.status import read_status
 from logstore import LogStoreSaver
 from logstore.errors import MissingDataError
-from logstore.records import Kind
+from logstore.records import Kind, Tombstone
 from tests.helpers import (
     Place,
     Script,
@@ -213,6 +213,37 @@ def test_a_prune_every_day_drops_what_earlier_ones_hid(place: Place) -> None:
     drop(place)
     assert kinds(place)["checkpoint"] == 1
     assert kinds(place)["tombstone"] == 1
+
+
+@pytest.mark.parametrize("first", ["prune", "single"])
+def test_a_late_copy_of_dropped_rows_stays_hidden_after_a_prune_that_keeps_lower_ids(
+    first: str,
+) -> None:
+    """Checkpoints with lower ids were imported between the two prunes."""
+    with memory_place(short_grace_s=0, long_grace_s=0) as place, place.fresh() as saver:
+        script = Script([saver], _serial=50)
+        chain = script.chain(6)
+        with place.store() as store:
+            [*pages] = store.objects.list("log/")
+            copies = [store.objects.get(info.key) for page in pages for info in page.objects]
+        if first == "prune":
+            saver.prune(["t"])
+        else:
+            seen = saver.store.read_history("t").positions
+            hidden = frozenset(("", at) for at in chain[:-1])
+            saver.store.hide("t", Tombstone(seen, checkpoints=hidden))
+        assert drop(place) > 0
+        low = Script([saver], _serial=10)
+        imported = [low.put() for _ in range(3)]
+        saver.prune(["t"], newest=3)
+        assert drop(place) > 0
+        with place.store() as store:
+            for copy in copies:
+                store.objects.put_if_absent(copy.key, copy.data)
+        for _ in range(3):
+            with place.fresh() as fresh:
+                assert ids(fresh) == [chain[-1], *imported[:0:-1]]
+            drop(place)
 
 
 # -- any order of events -----------------------------------------------------------------
