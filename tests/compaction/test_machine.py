@@ -254,6 +254,9 @@ class SaverMachine(RuleBasedStateMachine):
     def put_again_below_another(self, at: At, back: int) -> None:
         if at not in self.known:
             return
+        before = self.known[at].call[0]["configurable"].get("checkpoint_id")
+        if before and replace(at, checkpoint_id=before) not in self.known:
+            return  # it may be a root by now, with the values of its former ancestors
         below = [a for a in self.known if (a.thread_id, a.ns) == (at.thread_id, at.ns)]
         below = sorted(a.checkpoint_id for a in below if a.checkpoint_id < at.checkpoint_id)
         parent = below[-1 - back] if back < len(below) else ""
