@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from logstore.analytics.messages import (
     Plain,
+    ToolCall,
     finish_reason_of,
     model_of,
     role_of,
@@ -16,6 +17,7 @@ from logstore.analytics.messages import (
     tool_calls_of,
     usage_of,
 )
+from logstore.analytics.spoken import MessageReader
 from logstore.analytics.transcript import ChannelMessages, Entry, Transcript
 from logstore.errors import FormatError, InvalidOptionError
 from logstore.reader import ThreadRead
@@ -81,32 +83,42 @@ def _all_rows(
     makers = {name: make for name, make in _OF_CHANNEL.items() if name in names}
     if not makers:
         return
-    transcript = Transcript(read, decoder)
+    reader = MessageReader(decoder)
+    transcript = Transcript(read, reader)
     every = reading.branches == "all"
     for found in transcript.channels(history=reading.history, every_branch=every):
         for name, make in makers.items():
-            for row in make(found):
+            for row in make(found, reader):
                 yield name, row
 
 
-def _message_rows(found: ChannelMessages) -> Iterator[Row]:
+def _message_rows(found: ChannelMessages, reader: MessageReader) -> Iterator[Row]:
     """The messages of a channel."""
     for entry in found.entries:
-        yield _message_row(found, entry)
+        yield _message_row(found, entry, reader.message(entry.place))
 
 
-def _tool_call_rows(found: ChannelMessages) -> Iterator[Row]:
+def _tool_call_rows(found: ChannelMessages, reader: MessageReader) -> Iterator[Row]:
     """The calls of tools in a channel's messages, each with its result if there is one."""
-    results = {
-        entry.message["tool_call_id"]: entry
-        for entry in found.entries
-        if isinstance(entry.message.get("tool_call_id"), str)
-    }
+    calling: list[Entry] = []
+    results: dict[str, Entry] = {}
     for entry in found.entries:
-        yield from _tool_calls_in(found, entry, results)
+        message = reader.message(entry.place)
+        if tool_calls_of(message):
+            calling.append(entry)
+        if isinstance(message.get("tool_call_id"), str):
+            results[message["tool_call_id"]] = entry
+    for entry in calling:
+        message = reader.message(entry.place)
+        for call in tool_calls_of(message):
+            answer = results.get(call.id or "")
+            row = _tool_call_row(found, entry, message, call)
+            if answer is not None:
+                row.update(_result_of(call, entry, answer, reader.message(answer.place)))
+            yield row
 
 
-_OF_CHANNEL: Mapping[str, Callable[[ChannelMessages], Iterator[Row]]] = {
+_OF_CHANNEL: Mapping[str, Callable[[ChannelMessages, MessageReader], Iterator[Row]]] = {
     "messages": _message_rows,
     "tool_calls": _tool_call_rows,
 }
@@ -134,11 +146,10 @@ def _decoded(type_: str, data: bytes) -> Any:
         return {"__error__": str(error)}
 
 
-def _message_row(found: ChannelMessages, entry: Entry) -> Row:
-    message = entry.message
+def _message_row(found: ChannelMessages, entry: Entry, message: Plain) -> Row:
     usage = usage_of(message)
     return {
-        **_place(found, entry),
+        **_place(found, entry, message),
         "first_checkpoint_id": entry.first.checkpoint_id,
         "last_checkpoint_id": entry.last.checkpoint_id,
         "role": _clean(role_of(message)),
@@ -153,7 +164,7 @@ def _message_row(found: ChannelMessages, entry: Entry) -> Row:
     }
 
 
-def _place(found: ChannelMessages, entry: Entry) -> Row:
+def _place(found: ChannelMessages, entry: Entry, message: Plain) -> Row:
     leaf = found.branch.leaf
     return {
         "thread_id": leaf.thread_id,
@@ -163,7 +174,7 @@ def _place(found: ChannelMessages, entry: Entry) -> Row:
         "step": entry.first.step,
         "ts": entry.first.ts,
         "position": entry.position,
-        "message_id": _clean(entry.message.get("id")),
+        "message_id": _clean(message.get("id")),
     }
 
 
@@ -175,29 +186,30 @@ def _call_ids(message: Plain) -> list[str | None]:
     return [_clean(call.id) for call in tool_calls_of(message)]
 
 
-def _tool_calls_in(
-    found: ChannelMessages, entry: Entry, results: dict[str, Entry]
-) -> Iterator[Row]:
-    for call in tool_calls_of(entry.message):
-        answer = results.get(call.id or "")
-        row = {
-            **_place(found, entry),
-            "tool_call_id": _clean(call.id),
-            "name": _clean(call.name),
-            "arguments": _arguments(call.arguments),
-            "result": _clean(call.error),
-            "is_error": None if call.valid else True,
-            "result_ts": None,
-            "latency_s": None,
-        }
-        if answer is not None:
-            content = answer.message.get("content")
-            text = text_of(content)
-            row["result"] = _json(content) if text is None else _clean(text)
-            row["is_error"] = not call.valid or answer.message.get("status") == "error"
-            row["result_ts"] = answer.first.ts
-            row["latency_s"] = _seconds_between(entry, answer)
-        yield row
+def _tool_call_row(found: ChannelMessages, entry: Entry, message: Plain, call: ToolCall) -> Row:
+    """A call, as long as nothing has answered it."""
+    return {
+        **_place(found, entry, message),
+        "tool_call_id": _clean(call.id),
+        "name": _clean(call.name),
+        "arguments": _arguments(call.arguments),
+        "result": _clean(call.error),
+        "is_error": None if call.valid else True,
+        "result_ts": None,
+        "latency_s": None,
+    }
+
+
+def _result_of(call: ToolCall, entry: Entry, answer: Entry, message: Plain) -> Row:
+    """What an answer tells of a call."""
+    content = message.get("content")
+    text = text_of(content)
+    return {
+        "result": _json(content) if text is None else _clean(text),
+        "is_error": not call.valid or message.get("status") == "error",
+        "result_ts": answer.first.ts,
+        "latency_s": _seconds_between(entry, answer),
+    }
 
 
 def _arguments(value: Any) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MEMORY_LIMIT = "256MB"
 """DuckDB's own; above it, it spills to disk. Arrow and Python need the rest of 512 MB."""
 
-_BATCH_ROWS = 8192
+_BATCH_ROWS = 256
 _UNION = " UNION ALL "
 _RUN_FILES = "hive_partitioning = true, hive_types = {'partition': INTEGER}"
 _PLAIN_FILES = "hive_partitioning = false"

@@ -10,10 +10,12 @@ writes follows the rules above.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from logstore.records import Record
 from logstore.structural import CLASS, is_delta_snapshot
 
 Plain = Mapping[str, Any]
@@ -61,32 +63,40 @@ def role_of(message: Plain) -> str | None:
     return _ROLES.get(type_, type_) if isinstance(type_, str) else None
 
 
-def overwritten(value: Any) -> tuple[bool, Any]:
+class Said(NamedTuple):
+    """What a stored value or a write says of a channel of messages."""
+
+    record: Record
+    messages: Sequence[Plain]
+    replaces: bool
+    """Whether a write replaces the whole list."""
+
+
+def holds_messages(value: Any) -> bool:
+    """Whether a stored value or a write is a message or a list with one in it."""
+    _, inner = _overwritten(value)
+    return is_message(inner) or (isinstance(inner, list) and any(map(is_message, inner)))
+
+
+def said_in(record: Record, value: Any) -> Said:
+    """The messages in a record's value; strings and pairs are messages too."""
+    replaces, inner = _overwritten(value)
+    if inner is None:
+        return Said(record, (), replaces)
+    items = inner if isinstance(inner, list) and not _is_pair(inner) else [inner]
+    return Said(record, [_as_message(item) for item in items], replaces)
+
+
+def _overwritten(value: Any) -> tuple[bool, Any]:
     """Whether a write replaces the whole value, and with what."""
+    if is_delta_snapshot(value):
+        return False, value["value"]
     if isinstance(value, dict):
         if value.get(CLASS) == _OVERWRITE_CLASS or value.get("type") == _OVERWRITE:
             return True, value.get("value")
         if len(value) == 1 and _OVERWRITE in value:
             return True, value[_OVERWRITE]
     return False, value
-
-
-def holds_messages(value: Any) -> bool:
-    """Whether a stored value or a write is a message or a list with one in it."""
-    if is_delta_snapshot(value):
-        value = value["value"]
-    _, inner = overwritten(value)
-    return is_message(inner) or (isinstance(inner, list) and any(map(is_message, inner)))
-
-
-def as_messages(value: Any) -> list[Plain]:
-    """A value of a channel of messages as a list; strings and pairs are messages too."""
-    if is_delta_snapshot(value):
-        value = value["value"]
-    if value is None:
-        return []
-    items = value if isinstance(value, list) and not _is_pair(value) else [value]
-    return [_as_message(item) for item in items]
 
 
 def _as_message(item: Any) -> Plain:
@@ -105,62 +115,103 @@ def _is_pair(value: Sequence[Any]) -> bool:
             return False
 
 
+class Place(NamedTuple):
+    """Where a message lies."""
+
+    record: Record
+    number: int
+    """Which one of the messages in the record's value, from 0."""
+
+
 class Held(NamedTuple):
     """A message in a list, and the checkpoint that it first stood in."""
 
-    message: Plain
+    place: Place
     since: str
 
 
 @dataclass(slots=True)
 class MessageList:
-    """A channel's messages while writes are replayed."""
+    """Which messages a channel holds while writes are replayed; what they say stays stored."""
 
     held: dict[Any, Held] = field(default_factory=dict)
     """By id; a message without one has a key that no other has."""
     _without_id: Counter[Any] = field(default_factory=Counter)
 
-    def replace(self, value: Any, at: str) -> None:
+    def replace(self, said: Said, at: str) -> None:
         """Take a whole value: what is in it already keeps its place in time."""
-        before = self.held
-        self._clear()
-        for message in as_messages(value):
+        before = self.clear()
+        for index, message in enumerate(said.messages):
             key = self._key(message)
             known = before.get(key)
-            self.held[key] = Held(message, at if known is None else known.since)
+            since = at if known is None else known.since
+            self.held[key] = Held(Place(said.record, index), since)
 
-    def apply(self, write: Any, at: str) -> None:
-        """Replay one write, which the checkpoint `at` is the first to show."""
-        replaces, value = overwritten(write)
-        if replaces:
-            self.replace(value, at)
-            return
+    def apply(self, write: Said, at: str) -> Collection[Any]:
+        """Replay one write, which the checkpoint `at` is the first to show.
+
+        Returns:
+            The keys of the messages that may have come, gone or changed.
+        """
+        if write.replaces:
+            before = self.held.keys()
+            self.replace(write, at)
+            return before | self.held.keys()
+        touched: set[Any] = set()
         removed: set[Any] = set()
-        for message in as_messages(value):
+        for index, message in enumerate(write.messages):
             if role_of(message) != "remove":
                 key = self._key(message)
                 known = self.held.get(key)
                 removed.discard(key)
-                self.held[key] = Held(message, at if known is None else known.since)
+                touched.add(key)
+                since = at if known is None else known.since
+                self.held[key] = Held(Place(write.record, index), since)
             elif message.get("id") == REMOVE_ALL:
-                self._clear()
+                touched |= self.clear().keys()
                 removed.clear()
             else:
                 removed.add(message.get("id"))
         for key in removed:
             self.held.pop(key, None)
+        return touched | removed
 
-    def _clear(self) -> None:
-        self.held = {}
+    def adopt(self, other: MessageList, at: str) -> None:
+        """Become another list; what is here already keeps its place in time."""
+        before = self.clear()
+        self._without_id = other._without_id
+        for key, (place, _) in other.held.items():
+            known = before.get(key)
+            self.held[key] = Held(place, at if known is None else known.since)
+
+    def clear(self) -> Mapping[Any, Held]:
+        """Let go of all messages; those that were here."""
+        before, self.held = self.held, {}
         self._without_id.clear()
+        return before
+
+    def positions(self, keys: Collection[Any]) -> Mapping[Any, int]:
+        """The places of some messages in the list, from 0, quickly if they are the last ones."""
+        missing = set(keys & self.held.keys())
+        found: dict[Any, int] = {}
+        position = len(self.held)
+        for key in reversed(self.held):
+            if not missing:
+                break
+            position -= 1
+            if key in missing:
+                missing.discard(key)
+                found[key] = position
+        return found
 
     def _key(self, message: Plain) -> Any:
         if message.get("id") is not None:
             return message["id"]
         # Two equal messages without ids are two messages; the n-th of a list stays the n-th.
-        content = repr((role_of(message), message.get("content")))
-        self._without_id[content] += 1
-        return (content, self._without_id[content])
+        content = repr((role_of(message), message.get("content"))).encode("utf-8", "replace")
+        digest = blake2b(content, digest_size=16).digest()
+        self._without_id[digest] += 1
+        return (digest, self._without_id[digest])
 
 
 # -- what analysts ask of a message -----------------------------------------------------

@@ -71,7 +71,9 @@ class SpooledTable:
                 except LogStoreError as error:
                     self.failure = error
                     raise
-        yield from pq.ParquetFile(self._path).iter_batches(BATCH_ROWS)
+        file = pq.ParquetFile(self._path)
+        for group in range(file.num_row_groups):  # each is a batch that was small enough
+            yield from file.iter_batches(BATCH_ROWS, [group], use_threads=False)
 
     def _fill(self) -> None:
         partial = self._path.with_suffix(".partial")

@@ -9,33 +9,30 @@ channel, and its writes are replayed by the rules of `logstore.analytics.message
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from logstore.analytics.branches import Branch, branches
-from logstore.analytics.messages import MessageList, Plain, holds_messages
+from logstore.analytics.messages import MessageList, Place, holds_messages
+from logstore.analytics.spoken import MessageReader
 from logstore.errors import FormatError
 from logstore.modes import COUNTERS
 from logstore.reader import ThreadRead
 from logstore.records import Record
-from logstore.structural import decode
-from logstore.values import ValueDecoder
 from logstore.walk import snapshot_stands, walk
 
 DEFAULT_CHANNEL = "messages"
-_KEPT_BYTES = 32 << 20
-"""So many bytes of decoded values are kept of one thread; patches need earlier ones."""
 _UNDATED = ""
 Writes = Sequence[tuple[str, Record]]
 """Writes to a channel, oldest first, each with the checkpoint that first shows it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A message in a channel, and from when to when it stood there."""
 
-    message: Plain
+    place: Place
+    """Where it is read from."""
     position: int
     """Its place in the list, from 0."""
     first: Record
@@ -54,15 +51,13 @@ class ChannelMessages:
 
 
 class Transcript:
-    """Reads the messages of one thread."""
+    """Finds the messages of one thread: which ones stand where, not what they say."""
 
-    def __init__(self, read: ThreadRead, decoder: ValueDecoder) -> None:
-        """Read from what was read of a thread."""
+    def __init__(self, read: ThreadRead, reader: MessageReader) -> None:
+        """Look at what was read of a thread, and at its values through a reader."""
         self._view = read.view
         self._late = read.late
-        self._decoder = decoder
-        self._loaded_bytes = 0
-        self._plain: dict[int, Any] = {}
+        self._reader = reader
 
     def channels(self, *, history: bool, every_branch: bool) -> Iterator[ChannelMessages]:
         """The channels of messages.
@@ -91,13 +86,13 @@ class Transcript:
         return any(self._may_hold(record, name) for record in records)
 
     def _may_hold(self, record: Record, name: str) -> bool:
-        type_, data = self._load(record)
+        type_, data = self._reader.load(record)
         if "+" in type_:
             return name == DEFAULT_CHANNEL
         if b"content" not in data:
             return False
         try:
-            return holds_messages(self._decode(record))
+            return holds_messages(self._reader.decode(record))
         except FormatError:
             return False
 
@@ -106,24 +101,24 @@ class Transcript:
     def _last(self, branch: Branch, name: str, writes: Writes) -> Iterator[Entry]:
         tracked = MessageList()
         for at, write in writes:
-            tracked.apply(self._decode(write), at)
+            tracked.apply(self._reader.said(write), at)
         leaf = branch.leaf
         value = self._value(leaf, name)
         if value is not None:
-            tracked.replace(self._decode(value), _UNDATED)
+            tracked.replace(self._reader.said(value), _UNDATED)
         elif not self._is_delta(branch, name):
             return
         elif self._ends_early(branch, name):
             walked = walk(self._view, leaf, [name], self._late)[name]
             if walked.seed is not None:
                 rebuilt = MessageList()
-                rebuilt.replace(self._decode(walked.seed), _UNDATED)
+                rebuilt.replace(self._reader.said(walked.seed), _UNDATED)
                 for write in walked.writes:
-                    rebuilt.apply(self._decode(write), _UNDATED)
-                tracked.replace([held.message for held in rebuilt.held.values()], _UNDATED)
+                    rebuilt.apply(self._reader.said(write), _UNDATED)
+                tracked.adopt(rebuilt, _UNDATED)
         firsts = self._dated(branch, name, tracked)
         for position, (key, held) in enumerate(tracked.held.items()):
-            yield Entry(held.message, position, firsts[key], leaf)
+            yield Entry(held.place, position, firsts[key], leaf)
 
     def _ends_early(self, branch: Branch, name: str) -> bool:
         """Whether a walk back may end before the root, or miss an ancestor."""
@@ -150,7 +145,7 @@ class Transcript:
             stored = self._view.stored_value(checkpoint, name)
             if stored is not None:
                 there = MessageList()
-                there.replace(self._decode(stored), checkpoint.checkpoint_id)
+                there.replace(self._reader.said(stored), checkpoint.checkpoint_id)
                 undated &= there.held.keys()
                 firsts.update(dict.fromkeys(undated, shown))
         return firsts
@@ -160,35 +155,56 @@ class Transcript:
     def _all(self, branch: Branch, name: str) -> Iterator[Entry]:
         state = MessageList()
         standing: dict[Any, Entry] = {}
+        touched: set[Any] = set()
+        last = branch.leaf
         for number, checkpoint in enumerate(branch.path):
-            self._step(branch, name, number, state)
-            if not branch.shows(number):
-                continue
-            now: dict[Any, Entry] = {}
-            for position, (key, held) in enumerate(state.held.items()):
-                before = standing.pop(key, None)
-                if before is not None and before.message == held.message:
-                    now[key] = Entry(before.message, before.position, before.first, checkpoint)
-                    continue
-                if before is not None:
-                    yield before
-                now[key] = Entry(held.message, position, checkpoint, checkpoint)
-            yield from standing.values()
-            standing = now
-        yield from standing.values()
+            touched.update(self._step(branch, name, number, state))
+            if branch.shows(number):
+                yield from self._passed(standing, state, touched, checkpoint, last)
+                touched.clear()
+                last = checkpoint
+        for entry in standing.values():
+            yield entry._replace(last=last)
 
-    def _step(self, branch: Branch, name: str, number: int, state: MessageList) -> None:
-        """Bring a list from one checkpoint of the path to the next."""
+    def _passed(
+        self,
+        standing: dict[Any, Entry],
+        state: MessageList,
+        touched: Collection[Any],
+        checkpoint: Record,
+        last: Record,
+    ) -> Iterator[Entry]:
+        """Bring what stands to a checkpoint; gives what has stood until the last one."""
+        positions = state.positions(touched)
+        for key in touched:
+            before, now = standing.get(key), state.held.get(key)
+            if before is not None and now is not None and self._same(before.place, now.place):
+                standing[key] = before._replace(place=now.place)
+                continue
+            if before is not None:
+                yield standing.pop(key)._replace(last=last)
+            if now is not None:
+                standing[key] = Entry(now.place, positions[key], checkpoint, checkpoint)
+
+    def _same(self, one: Place, other: Place) -> bool:
+        return one == other or self._reader.message(one) == self._reader.message(other)
+
+    def _step(self, branch: Branch, name: str, number: int, state: MessageList) -> Collection[Any]:
+        """Bring a list from one checkpoint of the path to the next; the keys it may concern."""
         checkpoint = branch.path[number]
         value = self._value(checkpoint, name)
         if value is not None:
-            state.replace(self._decode(value), checkpoint.checkpoint_id)
-        elif name not in self._view.versions(checkpoint) or not self._is_delta(branch, name):
-            state.replace(None, checkpoint.checkpoint_id)
-        elif number:
-            for write in self._view.writes_before(checkpoint):
-                if write.channel == name:
-                    state.apply(self._decode(write), checkpoint.checkpoint_id)
+            before = state.held.keys()
+            state.replace(self._reader.said(value), checkpoint.checkpoint_id)
+            return before | state.held.keys()
+        if name not in self._view.versions(checkpoint) or not self._is_delta(branch, name):
+            return state.clear().keys()
+        touched: set[Any] = set()
+        for write in self._view.writes_before(checkpoint) if number else ():
+            if write.channel == name:
+                said = self._reader.said(write)
+                touched.update(state.apply(said, checkpoint.checkpoint_id))
+        return touched
 
     # -- values ------------------------------------------------------------------------
 
@@ -205,21 +221,6 @@ class Transcript:
     def _is_delta(self, branch: Branch, name: str) -> bool:
         """LangGraph counts the updates of delta channels in the metadata, and only of these."""
         return any(name in _counted(checkpoint) for checkpoint in reversed(branch.path))
-
-    def _decode(self, record: Record) -> Any:
-        if id(record) not in self._plain:
-            type_, data = self._load(record)
-            self._plain[id(record)] = decode(type_, data)
-        return self._plain[id(record)]
-
-    def _load(self, record: Record) -> tuple[str, bytes]:
-        ((type_, data),) = self._decoder.load([record])
-        self._loaded_bytes += len(data)
-        if self._loaded_bytes > _KEPT_BYTES:
-            self._decoder.forget()
-            self._plain.clear()
-            self._loaded_bytes = 0
-        return type_, data
 
 
 def _counted(checkpoint: Record) -> Any:
