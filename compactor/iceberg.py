@@ -72,7 +72,7 @@ KINDS = (
     _Kind(
         "checkpoints",
         _CHECKPOINTS,
-        ("thread_id", "checkpoint_ns", "checkpoint_id", "stamp", "writer"),
+        ("thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "stamp", "writer"),
     ),
     _Kind("messages", _MESSAGES, _MESSAGES),
 )

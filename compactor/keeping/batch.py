@@ -75,7 +75,11 @@ class Batches:
             self.job,
             self.memory.run // 4,
         )
-        new = self._kept(following, threads, target) if self.keep else _marked(threads, target)
+        new = (
+            self._kept(following, threads, target, folder)
+            if self.keep
+            else _marked(threads, target)
+        )
         indices = [new.index, *self._indices]
         merger = BatchMerger(self.store.runs, target, indices, old.batches)
         batch = KeptBatch(0, self.plan.generation, new.files)
@@ -87,10 +91,10 @@ class Batches:
         return _difference(old, kept, new.made)
 
     def _kept(
-        self, following: PartitionManifest, threads: pa.Array, target: TableTarget
+        self, following: PartitionManifest, threads: pa.Array, target: TableTarget, folder: Path
     ) -> _NewBatch:
         """The rows of threads, as a reader of the next manifest would make them."""
-        pinned = PinnedPartition(self.store, following, self.plan.listing, ())
+        pinned = PinnedPartition(self.store, following, self.plan.listing, (), folder)
         maker = RowMaker(pinned, target, self.keep)
         files = maker.run(threads, self._known)
         return _NewBatch(files, maker.index, maker.threads)

@@ -186,6 +186,9 @@ def _records(connection: Any, partitions: Sequence[PinnedPartition], files: RunF
         with_hidden = {source for source, _ in partition.hidden}
         for number, key in enumerate(partition.files):
             found[(number in with_hidden, in_spool(key))].append(files.url(key))
+        files.serve(partition.boundaries)
+        for file in partition.boundaries:
+            found[(False, True)].append(files.url(file.key))
     columns = ", ".join(RECORDS.names)
     connection.register("no_records", RECORDS.empty_table())
     connection.register("hidden_rows", _hidden_rows(partitions, files))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -21,15 +22,20 @@ class RunFiles:
     """Where engines find the runs: on the disk where a store is a directory, else through it."""
 
     def __init__(self, objects: ObjectStore, runs: dict[str, RunEntry], spool: Path) -> None:
-        """Serve these runs, by key; those of the tail lie in `spool`."""
+        """Serve these runs, by key; what is spooled lies in `spool`."""
         self._spool = spool
+        self._runs = dict(runs)
         self._root = ""
         self.filesystem: RunFileSystem | None = None
         """To be registered with an engine; None if the runs are plain files."""
         if objects.scheme == "file":
             self._root = f"{Path(unquote(urlsplit(objects.uri).path))}/"
         else:
-            self.filesystem = _filesystem(objects, runs)
+            self.filesystem = _filesystem(objects, self._runs)
+
+    def serve(self, more: Iterable[RunEntry]) -> None:
+        """Serve these too."""
+        self._runs.update((file.key, file) for file in more)
 
     @property
     def arrow(self) -> pafs.FileSystem:

@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 from logstore.analytics.kept import PartitionKept
 from logstore.analytics.sources import SOURCE, RunSource, threads_of
 from logstore.analytics.spool import TailSpool
-from logstore.analytics.visibility import DeletionVectors, deletion_vectors
+from logstore.analytics.visibility import DeletionVectors, Visibility, visibility
 from logstore.errors import MissingDataError, ObjectNotFoundError, SnapshotExpiredError
 from logstore.index import PartitionRead, read_partition
 from logstore.late import late_records
 from logstore.manifest import PartitionManifest, RunEntry
 from logstore.reader import ThreadRead, until_stable
-from logstore.records import Record
+from logstore.records import SCHEMA, Record
 from logstore.store import LogStore
 from logstore.tail import Listing, StartAgain
 from logstore.view import ThreadView
@@ -57,6 +57,8 @@ class PinnedPartition:
     listing: Listing
     tail: tuple[RunEntry, ...]
     """The spooled files with the records of the tail."""
+    folder: Path
+    """Where more can be spooled."""
 
     @property
     def number(self) -> int:
@@ -79,10 +81,26 @@ class PinnedPartition:
         return tuple(RunSource(file, self.store.runs) for file in self.files.values())
 
     @cached_property
-    def hidden(self) -> DeletionVectors:
-        """The rows that do not show, by source and row group; found once."""
+    def _visibility(self) -> Visibility:
         with expiring(self.store.uri):
-            return deletion_vectors(self.sources, self.kept.doubtful)
+            return visibility(self.sources, self.kept.doubtful)
+
+    @property
+    def hidden(self) -> DeletionVectors:
+        """The rows that do not show as they are stored, by source and row group; found once."""
+        return self._visibility.hidden
+
+    @cached_property
+    def boundaries(self) -> tuple[RunEntry, ...]:
+        """Spooled files with those of them that show, but without their hidden parent."""
+        spool = TailSpool(self.folder, self.number)
+        parent = SCHEMA.get_field_index("parent_checkpoint_id")
+        with expiring(self.store.uri):
+            for (source, group), rows in self._visibility.boundaries.items():
+                table = self.sources[source].read(group, SCHEMA.names).take(rows)
+                none = pa.nulls(table.num_rows, SCHEMA.field(parent).type)
+                spool.take(table.set_column(parent, SCHEMA.field(parent), none))
+        return spool.close()
 
     @cached_property
     def kept(self) -> PartitionKept:
@@ -162,4 +180,4 @@ def pin(store: LogStore, partition: int, folder: Path) -> PinnedPartition:
             "does not exist, and no manifest holds its records. If an object was deleted by "
             "hand, restore it from a version or copy of the bucket"
         )
-    return PinnedPartition(store, read.manifest, read.listing, tail)
+    return PinnedPartition(store, read.manifest, read.listing, tail, folder)

@@ -35,7 +35,7 @@ class RecordScan:
         )
 
     def fragments(self) -> list[ds.ParquetFileFragment]:
-        """The row groups of which every row shows, a fragment a run."""
+        """The row groups of which every row shows, a fragment a run, and the boundaries."""
         whole: list[ds.ParquetFileFragment] = []
         for number, run in enumerate(self._partition.files.values()):
             dirty = {group for source, group in self._partition.hidden if source == number}
@@ -48,6 +48,11 @@ class RecordScan:
                     self._files.path(run.key), self._files.arrow, self._is_here, groups
                 )
                 whole.append(fragment)
+        self._files.serve(self._partition.boundaries)
+        whole.extend(
+            _FORMAT.make_fragment(self._files.path(file.key), self._files.arrow, self._is_here)
+            for file in self._partition.boundaries
+        )
         return whole
 
     def _pieces(self) -> Iterator[ds.ParquetFileFragment]:

@@ -43,12 +43,15 @@ class TailSpool:
 
     def add(self, segment: Segment, arrived: int) -> Segment:
         """Take a segment's records; what is left to keep of it has none."""
-        table = cast_table(with_arrival(segment.table, arrived), SCHEMA)
+        self.take(cast_table(with_arrival(segment.table, arrived), SCHEMA))
+        return replace(segment, table=SEGMENT_SCHEMA.empty_table())
+
+    def take(self, table: pa.Table) -> None:
+        """Take records."""
         self._waiting.append(table)
         self._waiting_bytes += table.nbytes
         if self._waiting_bytes >= _FILE_BYTES:
             self._write()
-        return replace(segment, table=SEGMENT_SCHEMA.empty_table())
 
     def close(self) -> tuple[RunEntry, ...]:
         """Write what is left; all files."""

@@ -33,8 +33,7 @@ STORED: Mapping[str, tuple[Kind, pa.Schema]] = {
 }
 """The tables whose rows are records as they are stored, each with its kind. A `value` is the
 serde's bytes where `encoding` is `raw`; elsewhere it is a patch, and the table `decoded` has the
-value. A `parent_checkpoint_id` is that of the put: after a prune it may name a checkpoint that
-does not show any more, of which a saver tells nothing."""
+value. A checkpoint whose parent does not show has none, as with a saver."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 

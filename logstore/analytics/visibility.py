@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,10 +33,18 @@ PLAIN_COLUMNS = [*_PLACE, "kind", "channel", "version", "task_id", "idx", "encod
 """The columns by which `contested_threads` judges."""
 
 
-def deletion_vectors(
-    sources: Sequence[RunSource], doubtful: pa.Array | None = None
-) -> DeletionVectors:
-    """The rows of the sources that do not show.
+@dataclass(frozen=True)
+class Visibility:
+    """What of some sources does not show as it is stored."""
+
+    hidden: DeletionVectors
+    """Rows that do not show, and boundaries."""
+    boundaries: DeletionVectors
+    """Checkpoints whose parent is hidden: they show as roots."""
+
+
+def visibility(sources: Sequence[RunSource], doubtful: pa.Array | None = None) -> Visibility:
+    """Find the rows of the sources that do not show as they are stored.
 
     Args:
         sources: all records of the threads.
@@ -45,24 +54,34 @@ def deletion_vectors(
         StartAgain: a run is gone.
         CorruptObjectError: one cannot be read.
     """
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    hidden: dict[tuple[int, int], list[int]] = defaultdict(list)
+    boundaries: dict[tuple[int, int], list[int]] = defaultdict(list)
     if doubtful is not None and not len(doubtful):
-        return {}
+        return Visibility({}, {})
     contested = [
         name
         for table in aligned(sources, PLAIN_COLUMNS, doubtful)
         for name in contested_threads(table)
     ]
     if not contested:
-        return {}
+        return Visibility({}, {})
     for thread_id, rows, records in threads_of(
         sources, pa.array(contested, pa.string()), values=False
     ):
-        shown = {id(record) for record in ThreadView(thread_id, records).visible()}
+        view = ThreadView(thread_id, records)
+        shown = {id(record) for record in view.visible()}
         addresses = zip(*(rows[name].to_pylist() for name in (SOURCE, GROUP, ROW)), strict=True)
         for record, (source, group, row) in zip(records, addresses, strict=True):
-            if id(record) not in shown:
-                found[(source, group)].append(row)
+            shows = id(record) in shown
+            as_root = shows and record.kind == Kind.CHECKPOINT and view.is_boundary(record)
+            if as_root:
+                boundaries[(source, group)].append(row)
+            if as_root or not shows:
+                hidden[(source, group)].append(row)
+    return Visibility(_vectors(hidden), _vectors(boundaries))
+
+
+def _vectors(found: Mapping[tuple[int, int], list[int]]) -> DeletionVectors:
     return {place: pa.array(sorted(rows), pa.int64()) for place, rows in found.items()}
 
 

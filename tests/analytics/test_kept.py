@@ -26,7 +26,7 @@ from compactor.verifying.verify import verify
 from logstore import LogStoreSaver, analytics
 from logstore.analytics import Reading, StoreSnapshot
 from logstore.analytics.decoded import rows_of
-from logstore.analytics.visibility import deletion_vectors
+from logstore.analytics.visibility import visibility
 from logstore.erase import prove_erasure, purge_partition
 from logstore.errors import MissingDataError
 from logstore.manifest import KEPT
@@ -85,7 +85,7 @@ def assert_exact(place: Place, threads: tuple[str, ...] = THREADS) -> int:
             for partition in snapshot.partitions:
                 kept += len(partition.kept.current(name))
         for partition in snapshot.partitions:
-            assert partition.hidden == deletion_vectors(partition.sources)
+            assert partition.hidden == visibility(partition.sources).hidden
     return kept
 
 

@@ -46,6 +46,24 @@ def test_a_pruned_checkpoint_shows_in_no_table(snapshot: StoreSnapshot) -> None:
     assert snapshot.scan("writes", thread_id="pruned").read_all().num_rows == 0
 
 
+def test_parents_are_those_that_the_saver_shows(place: Place, snapshot: StoreSnapshot) -> None:
+    expected = {}
+    with place.fresh() as saver:
+        for one in saver.list(None):
+            address = one.config["configurable"]
+            key = (address["thread_id"], address["checkpoint_ns"], address["checkpoint_id"])
+            parent = one.parent_config and one.parent_config["configurable"]["checkpoint_id"]
+            expected[key] = parent
+    assert expected[("pruned", "", "1f000004")] is None
+    for rows in everything(snapshot, "checkpoints"):
+        assert {
+            (row["thread_id"], row["checkpoint_ns"], row["checkpoint_id"]): row[
+                "parent_checkpoint_id"
+            ]
+            for row in rows
+        } == expected
+
+
 def test_threads_are_counted_as_the_saver_would(place: Place, snapshot: StoreSnapshot) -> None:
     rows = {row["thread_id"]: row for row in snapshot.scan("threads").read_all().to_pylist()}
     with place.fresh() as saver:
