@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from logstore.analytics.files import RunFiles
 from logstore.analytics.pin import PinnedPartition
 from logstore.analytics.spool import in_spool
+from logstore.analytics.streams import PushedDown, SpooledTable
 from logstore.analytics.tables import READ, RECORDS, STORED
 from logstore.errors import QueryError, UsageError
 
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
 MEMORY_LIMIT = "256MB"
 """DuckDB's own; above it, it spills to disk. Arrow and Python need the rest of 512 MB."""
 
-_BATCH_ROWS = 256
+_BATCH_ROWS = 8192
+_BATCH_BYTES = 4 << 20
+_FETCHED_BYTES = 8 << 20
+"""DuckDB hands over rows by number, whatever their size, and a value may have megabytes: so many
+bytes at once cost several times as much memory."""
 _UNION = " UNION ALL "
 _RUN_FILES = "hive_partitioning = true, hive_types = {'partition': INTEGER}"
 _PLAIN_FILES = "hive_partitioning = false"
@@ -44,17 +49,10 @@ FROM checkpoints GROUP BY partition, thread_id
 """The head is the root graph's; a thread that has none shows its newest checkpoint."""
 
 
-class Streams(Protocol):
-    """A table that gives a new stream of its rows each time it is scanned."""
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """The Arrow PyCapsule interface."""
-
-
 def connect(
     partitions: Sequence[PinnedPartition],
     files: RunFiles,
-    read: Mapping[str, Streams],
+    read: Mapping[str, SpooledTable],
     spool: Path,
     *,
     kept: bool,
@@ -102,7 +100,7 @@ def _create_views(
     connection: duckdb.DuckDBPyConnection,
     partitions: Sequence[PinnedPartition],
     files: RunFiles,
-    read: Mapping[str, Streams],
+    read: Mapping[str, SpooledTable],
     *,
     kept: bool,
 ) -> None:
@@ -117,7 +115,7 @@ def _create_views(
         )
     connection.execute(_THREADS)
     for name in READ:
-        connection.register(f"{name}_stream", read[name])
+        connection.register(f"{name}_stream", PushedDown(read[name]))
         branches = [f"SELECT * FROM {name}_stream"]
         if kept:
             branches += _kept(connection, partitions, files, name)
@@ -153,7 +151,11 @@ def _said(error: Exception) -> str:
 
 
 def stream_query(
-    connection: duckdb.DuckDBPyConnection, query: str, explain: Callable[[], None]
+    connection: duckdb.DuckDBPyConnection,
+    query: str,
+    explain: Callable[[], None],
+    *,
+    largest: int,
 ) -> pa.RecordBatchReader:
     """Run a query and stream its result.
 
@@ -161,6 +163,7 @@ def stream_query(
         connection: is closed at the end of the stream.
         query: one statement of SQL.
         explain: raises what is behind an error, if that is not the query.
+        largest: bytes of the largest value that a row may have.
 
     Raises:
         QueryError: the query is wrong.
@@ -169,14 +172,30 @@ def stream_query(
         relation = connection.sql(query)
         if relation is None:
             raise QueryError("the statement gives no rows; a query that does begins with SELECT")
-        reader = relation.to_arrow_reader(_BATCH_ROWS)
+        rows = max(1, min(_BATCH_ROWS, _FETCHED_BYTES // max(1, largest)))
+        reader = relation.to_arrow_reader(rows)
 
     def batches() -> Iterator[pa.RecordBatch]:
         with explaining(explain):
-            yield from reader
+            yield from _joined(reader)
         connection.close()
 
     return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches as larger ones, but not of more than some bytes."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield pa.concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.concat_batches(waiting)
 
 
 def _records(connection: Any, partitions: Sequence[PinnedPartition], files: RunFiles) -> str:

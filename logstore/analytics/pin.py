@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.analytics.kept import PartitionKept
+from logstore.analytics.pruning import ThreadSpans
 from logstore.analytics.sources import SOURCE, RunSource, threads_of
 from logstore.analytics.spool import TailSpool
 from logstore.analytics.visibility import DeletionVectors, Visibility, visibility
@@ -79,6 +80,16 @@ class PinnedPartition:
     def sources(self) -> tuple[RunSource, ...]:
         """A source for each file."""
         return tuple(RunSource(file, self.store.runs) for file in self.files.values())
+
+    @cached_property
+    def largest(self) -> int:
+        """Bytes of the largest value, by the statistics of the files."""
+        return max((source.largest for source in self.sources), default=0)
+
+    @cached_property
+    def spans(self) -> ThreadSpans:
+        """Its threads, and from when to when they went."""
+        return ThreadSpans(self.number, self.sources)
 
     @cached_property
     def _visibility(self) -> Visibility:

@@ -96,7 +96,7 @@ class RecordScan:
             if not self._may_match(filter):
                 return
             for fragment in self._pieces():
-                yield from _scanner(fragment, RECORDS, columns, filter).to_batches()
+                yield from scanner(fragment, RECORDS, columns, filter).to_batches()
                 on_records(fragment.count_rows())
             for table in self.rest(columns, filter):
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
@@ -143,13 +143,14 @@ class KeptScan:
                     counts = ~pc.field("thread_id").isin(rows.superseded)
                     counts = counts if filter is None else counts & filter
                 fragment = _FORMAT.make_fragment(self._files.path(rows.file.key), self._files.arrow)
-                yield from _scanner(fragment, READ[self._name], columns, counts).to_batches()
+                yield from scanner(fragment, READ[self._name], columns, counts).to_batches()
             on_records(kept.records(self._name))
 
 
-def _scanner(
+def scanner(
     fragment: ds.Fragment, schema: pa.Schema, columns: Sequence[str], filter: pc.Expression | None
 ) -> ds.Scanner:
+    """A scanner that reads little ahead."""
     return ds.Scanner.from_fragment(
         fragment,
         schema=schema,

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import duckdb
 
 _CACHE_BYTES = 96 << 20
+_NARROW = 4
+"""A filter that leaves one of so many threads is narrow."""
 _IO_THREADS = 2
 """Each has buffers of its own, which it keeps."""
 
@@ -195,7 +197,7 @@ class StoreSnapshot:
                 if thread_id is None and reading == Reading():
                     kept = KeptScan(partition, self._files, name)
                     yield from kept.batches(columns, filter, on_records)
-                made = self._made(name, partition, thread_id, reading, on_records)
+                made = self._made(name, partition, thread_id, reading, filter, on_records)
                 for batch in batches_of(made, READ[name]):
                     table = pa.Table.from_batches([batch])
                     table = table if filter is None else table.filter(filter)
@@ -219,24 +221,33 @@ class StoreSnapshot:
         partition: PinnedPartition,
         thread_id: str | None,
         reading: Reading,
+        filter: pc.Expression | None,
         on_records: Callable[[int], None],
     ) -> Iterator[Row]:
-        """The rows of a thread, or of those whose rows are not kept."""
+        """The rows of a thread, or of those whose rows are not kept and may match a filter."""
         with expiring(self.uri):
-            for read in self._reads(name, partition, thread_id, reading):
+            for read in self._reads(name, partition, thread_id, reading, filter):
                 for _, row in rows_of([name], partition.number, read, self._store, reading):
                     yield row
                 on_records(len(read.view.records))
 
     def _reads(
-        self, name: str, partition: PinnedPartition, thread_id: str | None, reading: Reading
+        self,
+        name: str,
+        partition: PinnedPartition,
+        thread_id: str | None,
+        reading: Reading,
+        filter: pc.Expression | None,
     ) -> Iterator[ThreadRead]:
         if thread_id is not None:
             yield partition.read(thread_id)
             return
-        unkept = partition.kept.unkept(name) if reading == Reading() else None
-        if unkept is None or len(unkept):
-            yield from partition.reads(unkept)
+        wanted = partition.kept.unkept(name) if reading == Reading() else None
+        if filter is not None:
+            matching = partition.spans.matching(name, filter)
+            wanted = matching if wanted is None else matching.filter(pc.is_in(matching, wanted))
+        if wanted is None or len(wanted):
+            yield from partition.reads(wanted)
 
     def dataset(self, name: str) -> ds.Dataset:
         """A table of stored records as a `pyarrow.dataset.Dataset`, for engines that take one.
@@ -297,7 +308,9 @@ class StoreSnapshot:
             QueryError: the query is wrong.
             SnapshotExpiredError: a run is gone.
         """
-        return stream_query(self.duckdb(reading), query, self._explain)
+        with expiring(self.uri):
+            largest = max(partition.largest for partition in self.partitions)
+        return stream_query(self.duckdb(reading), query, self._explain, largest=largest)
 
     def _explain(self) -> None:
         """Raise what is behind an error of DuckDB, if it is known.
@@ -314,15 +327,24 @@ class StoreSnapshot:
         key = (name, reading)
         if key not in self._spooled:
             make = partial(self._unkept_batches, name, reading)
+            is_narrow = partial(self._is_narrow, name)
             path = self._spool / f"{name}-{reading.name}.parquet"
-            self._spooled[key] = SpooledTable(READ[name], make, path)
+            self._spooled[key] = SpooledTable(READ[name], make, is_narrow, path)
         return self._spooled[key]
 
-    def _unkept_batches(self, name: str, reading: Reading) -> Iterator[pa.RecordBatch]:
-        """The rows of the threads whose rows are not kept."""
+    def _unkept_batches(
+        self, name: str, reading: Reading, schema: pa.Schema, filter: pc.Expression | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Some columns of the rows of threads whose rows are not kept."""
         for partition in self.partitions:
-            made = self._made(name, partition, None, reading, _ignore)
-            yield from batches_of(made, READ[name])
+            made = self._made(name, partition, None, reading, filter, _ignore)
+            yield from batches_of(made, schema)
+
+    def _is_narrow(self, name: str, filter: pc.Expression) -> bool:
+        """Whether a filter rules most threads out."""
+        spans = [partition.spans for partition in self.partitions]
+        threads = sum(len(one.threads) for one in spans)
+        return _NARROW * sum(len(one.matching(name, filter)) for one in spans) <= threads
 
     # -- parts ---------------------------------------------------------------------------
 

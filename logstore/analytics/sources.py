@@ -82,6 +82,15 @@ class RunSource(Source):
         """The first and the last thread, by the statistics."""
         return self.reader.bounds(self.run, group)
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest value, by the statistics."""
+        metadata = self.reader.metadata(self.run)
+        column = SCHEMA.get_field_index("size")
+        groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
+        statistics = (group.column(column).statistics for group in groups)
+        return max((found.max for found in statistics if found and found.has_min_max), default=0)
+
     def position(self, group: int) -> int:
         """How many rows come before a row group."""
         metadata = self.reader.metadata(self.run)

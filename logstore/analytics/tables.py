@@ -112,6 +112,10 @@ READ: Mapping[str, pa.Schema] = {
     "decoded": DECODED,
 }
 """The tables that are made by reading one thread after the other and decoding its values."""
+UNDATED = frozenset({"decoded"})
+"""Those of them whose `ts` is not that of a checkpoint."""
+LARGE = frozenset({"text", "arguments", "result", "json"})
+"""Their columns whose size nothing limits."""
 
 SCHEMAS: Mapping[str, pa.Schema] = {
     "threads": THREADS,

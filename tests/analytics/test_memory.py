@@ -49,15 +49,15 @@ class Case:
 CASES = {
     "many threads": (Case(50, 10, 300, partitions=4), Case(200, 10, 300, partitions=4)),
     "a long tail": (Case(50, 10, 4000, compacted=False), Case(200, 10, 4000, compacted=False)),
-    "many steps": (Case(1, 400, 2000), Case(1, 1600, 2000)),
-    "one long thread": (Case(1, 100, 16000, writes=30), Case(1, 400, 16000, writes=30)),
+    "many steps": (Case(1, 400, 8000), Case(1, 1600, 8000)),
+    "one long thread": (Case(1, 100, 30_000, writes=16), Case(1, 400, 30_000, writes=16)),
     "images": (
         Case(2, 1, 5_000_000, writes=1, images=True),
         Case(8, 1, 5_000_000, writes=1, images=True),
     ),
     "images in a tail": (
-        Case(10, 1, 5_000_000, writes=1, compacted=False, images=True),
-        Case(40, 1, 5_000_000, writes=1, compacted=False, images=True),
+        Case(10, 1, 4_000_000, writes=1, compacted=False, images=True),
+        Case(40, 1, 4_000_000, writes=1, compacted=False, images=True),
     ),
 }
 
@@ -124,8 +124,8 @@ def put(saver: LogStoreSaver, config: Any, step: int) -> Any:
 
 
 def message(case: Case, chance: random.Random, message_id: str) -> HumanMessage:
-    """A message that does not compress."""
-    text = base64.b85encode(chance.randbytes(case.size * 4 // 5)).decode()
+    """A message that hardly compresses."""
+    text = base64.b64encode(chance.randbytes(case.size * 3 // 4)).decode()
     if not case.images:
         return HumanMessage(text, id=message_id)
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
