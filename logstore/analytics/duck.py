@@ -35,6 +35,8 @@ _FETCHED_BYTES = 8 << 20
 """DuckDB hands over rows by number, whatever their size, and a value may have megabytes: so many
 bytes at once cost several times as much memory."""
 _UNION = " UNION ALL "
+_PARTS = "parts"
+"""The schema of what the views are made of: SHOW TABLES lists those of `main`."""
 _RUN_FILES = "hive_partitioning = true, hive_types = {'partition': INTEGER}"
 _PLAIN_FILES = "hive_partitioning = false"
 """Kept tables have the partition as a column."""
@@ -107,6 +109,7 @@ def _create_views(
     connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
     if files.filesystem is not None:
         connection.register_filesystem(files.filesystem)
+    connection.execute(f"CREATE SCHEMA {_PARTS}")
     connection.execute(f"CREATE VIEW records AS {_records(connection, partitions, files)}")
     for name, (kind, schema) in STORED.items():
         columns = ", ".join(schema.names)
@@ -115,8 +118,8 @@ def _create_views(
         )
     connection.execute(_THREADS)
     for name in READ:
-        connection.register(f"{name}_stream", PushedDown(read[name]))
-        branches = [f"SELECT * FROM {name}_stream"]
+        rows = _part(connection, f"{name}_decoded", PushedDown(read[name]))
+        branches = [f"SELECT * FROM {rows}"]
         if kept:
             branches += _kept(connection, partitions, files, name)
         connection.execute(f"CREATE VIEW {name} AS {_UNION.join(branches)}")
@@ -169,6 +172,12 @@ def stream_query(
         QueryError: the query is wrong.
     """
     with explaining(explain):
+        if (count := len(connection.extract_statements(query))) != 1:
+            raise QueryError(
+                f"one statement is expected, and there are {count}; ask them one after the other"
+                if count
+                else "there is no statement; a query begins with SELECT"
+            )
         relation = connection.sql(query)
         if relation is None:
             raise QueryError("the statement gives no rows; a query that does begins with SELECT")
@@ -198,6 +207,14 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(waiting)
 
 
+def _part(connection: Any, name: str, rows: pa.Table | PushedDown) -> str:
+    """Make rows of Arrow a part that views can be made of; its name in SQL."""
+    connection.execute(f"USE {_PARTS}")
+    connection.from_arrow(rows).create_view(name)
+    connection.execute("USE main")
+    return f"{_PARTS}.{name}"
+
+
 def _records(connection: Any, partitions: Sequence[PinnedPartition], files: RunFiles) -> str:
     """A query for all visible records."""
     found: dict[tuple[bool, bool], list[str]] = defaultdict(list)
@@ -209,16 +226,16 @@ def _records(connection: Any, partitions: Sequence[PinnedPartition], files: RunF
         for file in partition.boundaries:
             found[(False, True)].append(files.url(file.key))
     columns = ", ".join(RECORDS.names)
-    connection.register("no_records", RECORDS.empty_table())
-    connection.register("hidden_rows", _hidden_rows(partitions, files))
-    branches = [f"SELECT {columns} FROM no_records"]
+    nothing = _part(connection, "no_records", RECORDS.empty_table())
+    hidden = _part(connection, "hidden_rows", _hidden_rows(partitions, files))
+    branches = [f"SELECT {columns} FROM {nothing}"]
     for (dirty, _), urls in found.items():
         if not dirty:
             branches.append(f"SELECT {columns} FROM {_parquet(urls, _RUN_FILES)}")
             continue
         rows = _parquet(urls, f"{_RUN_FILES}, file_row_number = true, filename = 'file'")
         branches.append(
-            f"SELECT {columns} FROM {rows} AS run ANTI JOIN hidden_rows AS hidden "
+            f"SELECT {columns} FROM {rows} AS run ANTI JOIN {hidden} AS hidden "
             "ON run.file = hidden.file AND run.file_row_number = hidden.row"
         )
     return _UNION.join(branches)
@@ -235,10 +252,10 @@ def _kept(
     if clean:
         yield f"SELECT {columns} FROM {_parquet(clean, _PLAIN_FILES)}"
     if mixed:
-        connection.register(f"superseded_{name}", _superseded(mixed))
+        superseded = _part(connection, f"{name}_superseded", _superseded(mixed))
         rows = _parquet(list(mixed), f"{_PLAIN_FILES}, filename = 'file'")
         yield (
-            f"SELECT {columns} FROM {rows} AS kept ANTI JOIN superseded_{name} AS superseded "
+            f"SELECT {columns} FROM {rows} AS kept ANTI JOIN {superseded} AS superseded "
             "ON kept.file = superseded.file AND kept.thread_id = superseded.thread"
         )
 

@@ -32,8 +32,9 @@ STORED: Mapping[str, tuple[Kind, pa.Schema]] = {
     "snapshots": (Kind.SNAPSHOT, _records("channel", "cover")),
 }
 """The tables whose rows are records as they are stored, each with its kind. A `value` is the
-serde's bytes where `encoding` is `raw`; elsewhere it is a patch, and the table `decoded` has the
-value. A checkpoint whose parent does not show has none, as with a saver."""
+serde's bytes where `encoding` is `raw`; where it is `patch` or `object` it is a patch, or null if
+the value is an object of its own, and the table `decoded` has the value. A checkpoint whose parent
+does not show has none, as with a saver."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 

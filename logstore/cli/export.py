@@ -16,8 +16,11 @@ from logstore.cli.folder import ParquetFolder, refuse_folders_of
 from logstore.cli.options import Json, Uri
 from logstore.cli.snapshots import AllBranches, History, reading, snapshot_of
 from logstore.errors import InvalidOptionError
+from logstore.records import Encoding
 
 _DATES = {"threads": "last_ts"}
+_DERIVED = pa.array([Encoding.PATCH.value, Encoding.OBJECT.value])
+"""The encodings of which a row does not hold the value itself."""
 
 Directory = Annotated[
     Path,
@@ -63,10 +66,17 @@ def export(
         )
         dated = _dated(found, what, by)
         refuse_folders_of(dated.schema, by)
+        derived = 0
         with ParquetFolder(directory, dated.schema, by) as folder:
             for batch in dated:
                 folder.write(batch)
+                derived += _derived(batch)
                 progress.update(task, rows=folder.rows)
+    if derived:
+        notes.print(
+            f"{counted(derived, 'value')} of {what} exported as stored: a patch, or null for an "
+            "object of its own (see column encoding); --what decoded has the values whole, as JSON"
+        )
     size = sum(path.stat().st_size for path in folder.files)
     if json:
         report = {"uri": uri, "table": what, "rows": folder.rows, "bytes": size}
@@ -97,6 +107,13 @@ def _dated(found: pa.RecordBatchReader, what: str, by: list[str]) -> pa.RecordBa
             )
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _derived(batch: pa.RecordBatch) -> int:
+    """How many rows of a batch do not hold their value itself."""
+    if "value" not in batch.schema.names:
+        return 0
+    return pc.sum(pc.is_in(batch["encoding"], _DERIVED)).as_py() or 0
 
 
 def _bar() -> Progress:

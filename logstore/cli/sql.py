@@ -66,8 +66,9 @@ def sql(
 
     The tables: threads, checkpoints, writes, blobs, snapshots, messages, tool_calls, and
     decoded (values as JSON). Deleted threads show in none of them. DESCRIBE messages shows
-    a table's columns. For people the first --limit rows are printed; --csv, --json and
-    --parquet give all.
+    a table's columns. In writes, blobs and snapshots a value is as it is stored: where
+    `encoding` is patch or object it is a patch or null, and decoded has it whole. For people
+    the first --limit rows are printed; --csv, --json and --parquet give all.
 
     Needs DuckDB: pip install "langgraph-checkpoint-logstore[analytics]".
 

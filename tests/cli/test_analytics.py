@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from logstore import analytics
 from logstore.cli.folder import ParquetFolder
 from tests.cli.conftest import Stocked, error_line, run, run_json
 from tests.cli.test_readme import blocks
@@ -72,6 +74,34 @@ def test_sql_says_what_is_wrong(stocked: Stocked, tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
     assert run("sql", stocked.uri, "SELECT 1 WHERE false").stdout == "no rows\n"
     assert json.loads(run("sql", stocked.uri, "SELECT 1 WHERE false", "--json").stdout) == []
+
+
+def test_sql_lists_the_documented_tables_and_takes_one_statement(stocked: Stocked) -> None:
+    rows = json.loads(run("sql", stocked.uri, "SHOW TABLES", "--json").stdout)
+    assert [row["name"] for row in rows] == sorted([*analytics.SCHEMAS, "records"])
+    assert run("sql", stocked.uri, "SELECT 'a;b' AS a; -- one").stdout.split() == ["a", "a;b"]
+    for query in ("SELECT 1; SELECT 2", ""):
+        refused = run("sql", stocked.uri, query)
+        assert refused.exit_code == 2
+        assert "statement" in error_line(refused)
+
+
+def test_a_large_value_is_never_exported_as_a_reference_in_silence(tmp_path: Path) -> None:
+    place = Place((tmp_path / "store").as_uri()).create(partitions=1)
+    text = "".join(random.Random(1).choices("abcdefgh", k=1_000_000))
+    script = Script([place.saver()])
+    script.write(script.put(), text)
+    place.saver().flush()
+    for compacted in (False, True):
+        if compacted:
+            place.compact()
+        shown = run("export", place.uri, tmp_path / f"writes-{compacted}", "--what", "writes")
+        (row,) = ds.dataset(tmp_path / f"writes-{compacted}").to_table().to_pylist()
+        assert row["encoding"] == ("object" if compacted else "raw")
+        assert (row["value"] is None) == compacted == ("--what decoded" in shown.stderr)
+        run("export", place.uri, tmp_path / f"decoded-{compacted}", "--what", "decoded")
+        whole = ds.dataset(tmp_path / f"decoded-{compacted}").to_table().to_pylist()
+        assert text in json.dumps([json.loads(row["json"]) for row in whole])
 
 
 def test_rows_too_wide_for_a_terminal_are_shown_one_below_the_other(
