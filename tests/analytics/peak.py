@@ -31,16 +31,15 @@ def rows_in(batches: Iterable[pa.RecordBatch]) -> int:
 
 def main(uri: str, directory: str) -> None:
     """Scan messages and writes, values included, query and export them."""
-    rows, peaks = {}, {}
-    for table in TABLES:
-        with analytics.open(uri) as snapshot:
-            rows[table] = rows_in(snapshot.scan(table))
+    peaks = {}
+    with analytics.open(uri) as snapshot:
+        rows = {table: rows_in(snapshot.scan(table)) for table in TABLES}
     peaks["scanned"] = peak_bytes()
     for table in TABLES:
         app(["export", uri, f"{directory}/{table}", "--what", table], standalone_mode=False)
     peaks["exported"] = peak_bytes()
-    for table in TABLES:
-        with analytics.open(uri) as snapshot:
+    with analytics.open(uri) as snapshot:
+        for table in TABLES:
             assert rows_in(snapshot.sql(f"SELECT * FROM {table}")) == rows[table]
     peaks["queried"] = peak_bytes()
     print(json.dumps({"rows": rows, "peaks": peaks}))

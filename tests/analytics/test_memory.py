@@ -56,8 +56,8 @@ CASES = {
         Case(8, 1, 5_000_000, writes=1, images=True),
     ),
     "images in a tail": (
-        Case(10, 1, 4_000_000, writes=1, compacted=False, images=True),
-        Case(40, 1, 4_000_000, writes=1, compacted=False, images=True),
+        Case(8, 1, 4_000_000, writes=1, compacted=False, images=True),
+        Case(32, 1, 4_000_000, writes=1, compacted=False, images=True),
     ),
 }
 
