@@ -27,12 +27,16 @@ LEFT = "value_left"
 """The column in which it tells whether a row's value was left where it is."""
 _HELD_BYTES = 16 << 20
 """Of the rows of one thread, over all sources."""
+_LARGE_GROUP = 16 << 20
+"""Bytes of a row group's values from which they are left in the file: a value of many megabytes is
+a row group of its own."""
 _BATCH_ROWS = 4_096
 _UNUSED = {"metadata_type", "metadata_value", "ordinal"}
 """What neither a view nor a value needs."""
 _INDEX = [name for name in INDEX_COLUMNS if name not in _UNUSED]
 _WITH_VALUES = [*_INDEX, "value"]
 _TIME = SCHEMA.field("ts").type
+_VALUE = SCHEMA.get_field_index("value")
 
 
 class Source(ABC):
@@ -63,6 +67,10 @@ class Source(ABC):
     @abstractmethod
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The same a few rows at a time."""
+
+    def has_large_values(self, group: int) -> bool:
+        """Whether the values of a row group are better read one by one."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,11 @@ class RunSource(Source):
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         for table in self.reader.group_batches(self.run, group, columns, _BATCH_ROWS):
             yield cast_table(table, schema)
+
+    def has_large_values(self, group: int) -> bool:
+        """Whether the values take many megabytes."""
+        column = self.reader.metadata(self.run).row_group(group).column(_VALUE)
+        return bool(column.total_uncompressed_size >= _LARGE_GROUP)
 
 
 def aligned(
@@ -189,7 +202,7 @@ class _Cursor:
         assert self._table is not None
         held, more = self._table, self._next()
         if held.nbytes + more.nbytes > self._held_bytes:
-            held, more = _without_values(held), _without_values(more)
+            held, more = (_without_values(table, self._columns) for table in (held, more))
         self._table = pa.concat_tables([held, more])
 
     def take_all(self) -> pa.Table:
@@ -212,8 +225,11 @@ class _Cursor:
     def _all_batches(self) -> Iterator[pa.Table]:
         for group in filter(self._may_hold, range(self._source.groups)):
             row = 0
-            for table in self._source.batches(group, self._columns):
+            large = "value" in self._columns and self._source.has_large_values(group)
+            columns = [name for name in self._columns if not (large and name == "value")]
+            for table in self._source.batches(group, columns):
                 addressed = self._addressed(table, group, row)
+                addressed = _without_values(addressed, self._columns) if large else addressed
                 row += table.num_rows
                 if self._threads is not None:
                     addressed = addressed.filter(pc.is_in(addressed["thread_id"], self._threads))
@@ -242,15 +258,16 @@ class _Cursor:
         return bool(pc.any(within).as_py())
 
 
-def _without_values(table: pa.Table) -> pa.Table:
-    if "value" not in table.column_names:
+def _without_values(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The rows with their values left where they are."""
+    if "value" not in columns:
         return table
-    for name, values in (
-        ("value", pa.nulls(table.num_rows, SCHEMA.field("value").type)),
-        (LEFT, pa.repeat(True, table.num_rows)),
-    ):
-        table = table.set_column(table.column_names.index(name), name, values)
-    return table
+    left = {
+        "value": pa.nulls(table.num_rows, SCHEMA.field("value").type),
+        LEFT: pa.repeat(True, table.num_rows),
+    }
+    names = [*columns, SOURCE, GROUP, ROW, LEFT]
+    return pa.table([left[name] if name in left else table[name] for name in names], names)
 
 
 def threads_of(

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import Any
 
 from logstore.analytics.messages import Place, Plain, Said, said_in
+from logstore.memory import return_freed
 from logstore.records import Record
 from logstore.structural import decode
 from logstore.values import ValueDecoder
@@ -51,6 +52,9 @@ class MessageReader:
             self._kept.move_to_end(id(record))
             return known[0]
         type_, data = self.load(record)
+        if len(data) > _KEPT_BYTES:
+            self._decoder.forget()  # decoding takes as much again
+            return_freed()
         said = said_in(record, decode(type_, data))
         self._keep(said, len(data))
         return said

@@ -81,9 +81,11 @@ class Transcript:
     # -- which channels --------------------------------------------------------------
 
     def _counts(self, branch: Branch, name: str, writes: Writes) -> bool:
+        # The first write mostly tells, and is small.
+        if any(self._may_hold(write, name) for _, write in writes):
+            return True
         value = self._value(branch.leaf, name)
-        records = [*([] if value is None else [value]), *(write for _, write in writes)]
-        return any(self._may_hold(record, name) for record in records)
+        return value is not None and self._may_hold(value, name)
 
     def _may_hold(self, record: Record, name: str) -> bool:
         type_, data = self._reader.load(record)
