@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from compactor.keeping.files import TableTarget, TableWriter
+from compactor.keeping.thread import ThreadRows
 from logstore.analytics.decoded import Reading, Row, rows_of
 from logstore.analytics.kept import INDEX, INDEX_SCHEMA, schema_of_file
 from logstore.analytics.pin import PinnedPartition
@@ -28,7 +29,6 @@ one when it has grown by an eighth, so that all of its rows ever made are some t
 _THREADS_AT_ONCE = 4_096
 _FLUSH_ROWS = 4_096
 _FLUSH_BYTES = 4 << 20
-_ROW_BYTES = 400
 
 
 @dataclass
@@ -53,6 +53,7 @@ class RowMaker:
             keep: the tables to make.
         """
         self._partition = partition
+        self._folder = target.folder
         self._keep = tuple(name for name in KEPT if name in keep)
         self._rows = {name: _Rows(target.writer(name), name) for name in self._keep}
         self._index = target.writer(INDEX)
@@ -113,23 +114,24 @@ class RowMaker:
         if not len(threads):
             return
         for read in self._partition.reads(threads):
+            made = {name: ThreadRows(schema_of_file(name), self._folder) for name in self._keep}
             try:
-                made = self._decoded(read)
+                self._decode(read, made)
             except (FormatError, ReadError, StartAgain, ObjectNotFoundError) as error:
                 # Readers will meet the same, and tell whoever asks for this thread.
                 logger.warning("the rows of thread %s: %s", read.view.thread_id, error)
+                for rows in made.values():
+                    rows.discard()
                 yield read.view.thread_id
                 continue
             self.threads += 1
             for name, rows in made.items():
                 self._rows[name].add(rows)
 
-    def _decoded(self, read: ThreadRead) -> dict[str, list[Row]]:
+    def _decode(self, read: ThreadRead, made: Mapping[str, ThreadRows]) -> None:
         partition = self._partition
-        found: dict[str, list[Row]] = {name: [] for name in self._keep}
         for name, row in rows_of(self._keep, partition.number, read, partition.store, Reading()):
-            found[name].append(row)
-        return found
+            made[name].add(row)
 
 
 def _is_worth_it(records: int, before: int) -> bool:
@@ -151,9 +153,12 @@ class _Rows:
         self._rows: list[Row] = []
         self._bytes = 0
 
-    def add(self, rows: list[Row]) -> None:
-        self._rows += rows
-        self._bytes += sum(map(_weight, rows))
+    def add(self, thread: ThreadRows) -> None:
+        for table in thread.spilled():
+            self._flush()
+            self._writer.add(table)
+        self._rows += thread.rows
+        self._bytes += thread.bytes
         if len(self._rows) >= _FLUSH_ROWS or self._bytes >= _FLUSH_BYTES:
             self._flush()
 
@@ -164,8 +169,3 @@ class _Rows:
     def _flush(self) -> None:
         self._writer.add(pa.Table.from_pylist(self._rows, self._schema))
         self._rows, self._bytes = [], 0
-
-
-def _weight(row: Row) -> int:
-    texts = (row.get("text"), row.get("arguments"), row.get("result"))
-    return _ROW_BYTES + sum(len(text) for text in texts if text)

@@ -19,6 +19,7 @@ from compactor.commit import commit
 from compactor.folding.channels import ChannelTable, default_serde
 from compactor.keeping import merge as kept_merge
 from compactor.keeping import rows as kept_rows
+from compactor.keeping import thread as kept_thread
 from compactor.rebuild import RebuildJob
 from compactor.report import Outcome
 from compactor.verifying.findings import Problem
@@ -28,7 +29,7 @@ from logstore.analytics import Reading, StoreSnapshot
 from logstore.analytics.decoded import rows_of
 from logstore.analytics.visibility import visibility
 from logstore.erase import prove_erasure, purge_partition
-from logstore.errors import MissingDataError
+from logstore.errors import FormatError, MissingDataError
 from logstore.manifest import KEPT
 from tests.helpers import Place, Script, append, memory_place, thread
 
@@ -387,6 +388,25 @@ def test_a_thread_that_cannot_be_decoded_is_left_to_readers(place: Place) -> Non
         assert partition.kept.current("messages").to_pylist() == ["a"]
         with pytest.raises(MissingDataError, match="1f0never"):
             snapshot.scan("messages").read_all()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_of_a_long_thread_wait_on_disk_until_all_are_made(
+    place: Place, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def told(names: Any, number: int, read: Any, *more: Any) -> Iterator[Any]:
+        for count, row in enumerate(rows_of(names, number, read, *more)):
+            if fails and (read.view.thread_id, count) == ("b", 15):
+                raise FormatError("not to be decoded")
+            yield row
+
+    monkeypatch.setattr(kept_rows, "rows_of", told)
+    monkeypatch.setattr(kept_thread, "_SPILLED_BYTES", 1_500)
+    with place.fresh() as saver:
+        for name in ("a", "b", "c"):
+            talk(Script([saver], name), 6)
+    place.compact(keep=KEPT)
+    assert assert_exact(place, ("a", "b", "c")) == (4 if fails else 6)
 
 
 def test_a_snapshot_is_not_changed_by_what_later_jobs_keep() -> None:
