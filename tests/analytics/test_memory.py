@@ -49,7 +49,7 @@ class Case:
 CASES = {
     "many threads": (Case(50, 10, 300, partitions=4), Case(200, 10, 300, partitions=4)),
     "a long tail": (Case(50, 10, 4000, compacted=False), Case(200, 10, 4000, compacted=False)),
-    "many steps": (Case(1, 400, 8000), Case(1, 1600, 8000)),
+    "many steps": (Case(1, 250, 20_000), Case(1, 1000, 20_000)),
     "one long thread": (Case(1, 100, 30_000, writes=16), Case(1, 400, 30_000, writes=16)),
     "images": (
         Case(2, 1, 5_000_000, writes=1, images=True),
