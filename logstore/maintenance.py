@@ -160,8 +160,7 @@ class Maintenance:
         read = self._whole(thread_id)
         found = {r.run_id for r in read.view.records if r.run_id is not None}.intersection(run_ids)
         tombstone = Tombstone(_seen(read), runs=frozenset(found))
-        shown = [*read.view.shown(), *read.view.shown_writes()]
-        if any(tombstone.hides(record) for record in shown):
+        if tombstone.runs and read.view.has_more_of_runs(tombstone):
             self._store.hide(thread_id, tombstone)
 
     def copy_thread(self, source: str, target: str) -> None:

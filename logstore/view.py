@@ -91,6 +91,8 @@ class ThreadView:
         self._current: set[tuple[str, str, str]] = set()
         for record in merged.values():
             self._file(record)
+        if self.complete and self.has_repetitions:
+            self._keep_roots()
         self._contested = self._with_losers() if self._hiding else {}
         if self.graves:
             self._drop_rootless()
@@ -121,6 +123,19 @@ class ThreadView:
                 record
             ):
                 self._snapshots[key][record.channel or ""] = record
+
+    def _keep_roots(self) -> None:
+        """A checkpoint that a drop made a root stays one when it is put again as it was.
+
+        What it followed is gone, and what it had from there is stored with it.
+        """
+        for record in self.records:
+            if record.kind != Kind.CHECKPOINT or record.parent_checkpoint_id is not None:
+                continue
+            found = self._checkpoints[record.checkpoint_ns]
+            parent = found[record.checkpoint_id].parent_checkpoint_id
+            if parent is not None and parent not in found:
+                found[record.checkpoint_id] = record
 
     def _folded_after_deletes(self, snapshot: Record) -> bool:
         if not self.graves:
@@ -194,10 +209,6 @@ class ThreadView:
             for checkpoint_id in self.checkpoint_ids(ns)
         )
 
-    def shown_writes(self) -> Iterator[Record]:
-        """All writes at checkpoints that are shown."""
-        return (w for r in self.shown() for w in self.writes(r.checkpoint_ns, r.checkpoint_id))
-
     def ancestors(self) -> Iterator[Record]:
         """All checkpoints, shown or hidden."""
         return (record for found in self._checkpoints.values() for record in found.values())
@@ -212,6 +223,18 @@ class ThreadView:
         for key, writes in self._writes.items():
             found = self._contested.get(key, writes)
             yield from (write for write in found if self._hides(write))
+
+    def has_more_of_runs(self, tombstone: Tombstone) -> bool:
+        """Whether a tombstone of runs hides something that no other one of runs does.
+
+        What a prune hides counts: a checkpoint below it may yet be gone on from.
+        """
+        others = [t for t in self._hiding if t.runs is not None]
+        return any(
+            tombstone.hides(record) and not any(t.hides(record) for t in others)
+            for record in self.records
+            if record.kind in (Kind.CHECKPOINT, Kind.WRITE)
+        )
 
     def is_boundary(self, checkpoint: Record) -> bool:
         """Whether the checkpoint is shown and its parent is hidden."""

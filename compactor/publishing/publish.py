@@ -371,10 +371,12 @@ def _placed(
 
 def _is_below_head(record: Record, scope: HeadScope) -> bool:
     """Whether a write is at a checkpoint that had children when the manifest was made, or a
-    checkpoint may have been there before, with others above it."""
+    checkpoint may have been there before, with others above it or another parent."""
     ns, checkpoint_id = record.checkpoint_ns, record.checkpoint_id
     if record.kind == Kind.CHECKPOINT:
-        return scope.may_lack(ns, checkpoint_id)
+        parent = record.parent_checkpoint_id
+        is_moved = scope.settled.get((ns, checkpoint_id), parent) != parent
+        return is_moved or scope.may_lack(ns, checkpoint_id)
     if record.kind != Kind.WRITE or (ns, checkpoint_id) not in scope.settled:
         return False
     return checkpoint_id != scope.head_ids.get(ns)

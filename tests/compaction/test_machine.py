@@ -245,18 +245,21 @@ class SaverMachine(RuleBasedStateMachine):
 
     @rule(at=checkpoints)
     def put_again(self, at: At) -> None:
-        if at in self.known:
-            for saver in (self.saver, self.model):
-                saver.put(*self.known[at].call)
-            self.touched = at
+        if at not in self.known or (self.hidden_runs and self.may_be_root(at)):
+            return  # a root keeps what it had of writes that were hidden since
+        for saver in (self.saver, self.model):
+            saver.put(*self.known[at].call)
+        self.touched = at
+
+    def may_be_root(self, at: At) -> bool:
+        """Whether what it followed may have been dropped, so that it has its values itself."""
+        before = self.known[at].call[0]["configurable"].get("checkpoint_id")
+        return bool(before) and replace(at, checkpoint_id=before) not in self.known
 
     @rule(at=checkpoints, back=st.integers(0, 5))
     def put_again_below_another(self, at: At, back: int) -> None:
-        if at not in self.known:
+        if at not in self.known or self.may_be_root(at):
             return
-        before = self.known[at].call[0]["configurable"].get("checkpoint_id")
-        if before and replace(at, checkpoint_id=before) not in self.known:
-            return  # it may be a root by now, with the values of its former ancestors
         below = [a for a in self.known if (a.thread_id, a.ns) == (at.thread_id, at.ns)]
         below = sorted(a.checkpoint_id for a in below if a.checkpoint_id < at.checkpoint_id)
         parent = below[-1 - back] if back < len(below) else ""

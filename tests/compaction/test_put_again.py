@@ -33,6 +33,13 @@ def place() -> Iterator[Place]:
         yield found
 
 
+@pytest.fixture
+def dropping() -> Iterator[Place]:
+    """Where what was hidden may go at once."""
+    with memory_place(short_grace_s=0, long_grace_s=0) as found:
+        yield found
+
+
 def move(script: Script, at: str, parent: str | None) -> None:
     """Put a checkpoint again, below another parent."""
     _, checkpoint, metadata, _ = script.calls[at]
@@ -235,3 +242,36 @@ def test_what_a_value_was_made_against_goes_only_when_it_needs_it_no_more(place:
         assert rebuilt(fresh, thread(), D)["d"] == items
         assert len(list(fresh.list(thread()))) == 1
     assert_sound(place)
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["in the tail", "merged"])
+def test_a_root_since_a_drop_that_is_put_again_is_a_root_still(
+    dropping: Place, merged: bool
+) -> None:
+    saver = dropping.saver()
+    script = Script([saver])
+    last = script.chain(9)[-1]
+    before = rebuilt(saver, thread(), D)
+    saver.prune(["t"])
+    dropped = [
+        dropping.compact(channels=D, hidden_grace_s=0).total("rows_dropped") for _ in range(2)
+    ]
+    assert sum(dropped)
+    script.again(last)
+    if merged:
+        dropping.compact(channels=D)
+    for _ in range(2):
+        with dropping.fresh() as fresh:
+            found = fresh.get_tuple(thread())
+            assert found is not None
+            assert found.parent_config is None
+            assert rebuilt(fresh, thread(), D) == before
+            walked = fresh.get_delta_channel_history(config=thread(), channels=["d"])
+            assert walked["d"]["writes"] == []
+        assert_sound(dropping)
+        dropping.compact(channels=D)
+    script.savers = [dropping.saver()]
+    script.write(last, "on")
+    script.put(last)
+    with dropping.fresh() as fresh:
+        assert rebuilt(fresh, thread(), D)["d"] == [*before["d"], "on"]

@@ -261,6 +261,30 @@ def test_a_run_that_goes_on_after_its_delete_counts_its_own_writes(
         place.compact(channels=channels if folds else None)
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_writes_of_a_run_that_a_prune_had_hidden_before_do_not_come_back(
+    place: Place, merged: bool
+) -> None:
+    channels = {"d": DeltaChannel(append, list, snapshot_frequency=3)}
+    with place.fresh() as saver:
+        script = Script([saver])
+        of_run(script, "a")
+        first = script.put()
+        script.write(first, "of a")
+        of_run(script, "b")
+        last = script.put(first)
+        saver.prune(["t"])
+        if merged:
+            place.compact(channels=channels)
+        for _ in range(2):
+            saver.delete_for_runs(["a"])
+            stored = saver.store.read_history("t").view.tombstones
+            assert len(stored) == 2  # the prune's, and one for the run
+        fork = script.put(first)
+        assert rebuilt(saver, thread("t", "", last), channels)["d"] == ["of a"]
+        assert rebuilt(saver, thread("t", "", fork), channels)["d"] == []
+
+
 @pytest.mark.parametrize("merged", ["nothing", "the write", "the delete", "all"])
 def test_a_task_that_a_later_run_repeats_counts_instead_of_the_deleted_run_s(
     place: Place, merged: str
